@@ -1,0 +1,57 @@
+"""The platform class that SGLang asks for everything that depends on the device, answered for a plain CPU."""
+
+from __future__ import annotations
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+from sglang_dspark.cpu import ATTENTION_BACKEND
+from sglang_dspark.cpu.defaults import apply_defaults
+from sglang_dspark.cpu.process import prepare_process, prepare_worker
+
+SPECULATIVE_ALGORITHMS = ("DSPARK_LOAD_AWARE",)
+
+
+class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Any x86-64 or arm64 Linux machine: torch's own kernels, gloo, no Triton, no graphs, no compiler."""
+
+    _enum = PlatformEnum.OOT
+    capabilities = PlatformCapabilities()
+
+    def __init__(self) -> None:
+        prepare_process()
+
+    def get_device(self, device_id: int = 0) -> str:
+        return "cpu"  # a string: SGLang splits it at the colon
+
+    def apply_server_args_defaults(self, server_args) -> None:
+        apply_defaults(server_args)
+
+    def init_backend(self) -> None:
+        prepare_worker()
+
+    def get_default_attention_backend(self) -> str:
+        return ATTENTION_BACKEND
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        return ATTENTION_BACKEND
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return algorithm in SPECULATIVE_ALGORITHMS
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        return backend == ATTENTION_BACKEND
+
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        if kind != "mha":
+            return None  # asked for every kind at start; a model that needs another kind was refused before
+        from sglang_dspark.cpu.pool import CpuKVPool
+
+        return CpuKVPool
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        return "eager"
+
+    def get_dispatch_key_name(self) -> str:
+        return "native"
