@@ -110,7 +110,7 @@ def problem_of(row: SglangName) -> str | None:
     """What is wrong with one row, or None."""
     try:
         module = importlib.import_module(row.module)
-    except Exception as error:  # a module that fails to import is as useless to us as a missing one
+    except Exception as error:  # noqa: BLE001 - a module that fails to import, however, is as good as missing
         return f"its module cannot be imported: {type(error).__name__}: {error}"
     owner: object = module
     *owners, name = row.path.partition(":")[2].split(".")
@@ -149,7 +149,7 @@ def parameters_of(owner: object, name: str) -> list[inspect.Parameter]:
 def has_field(cls: type, name: str) -> bool:
     """Whether instances of `cls` carry `name`: declared as a field, or mentioned as an attribute by a method."""
     for base in cls.__mro__:
-        if name in base.__dict__ or name in base.__dict__.get("__annotations__", {}):
+        if name in base.__dict__ or name in inspect.get_annotations(base):
             return True
         if dataclasses.is_dataclass(base) and name in {field.name for field in dataclasses.fields(base)}:
             return True
@@ -176,13 +176,18 @@ def explain(problems: list[str]) -> str:
     )
 
 
-def refuse_if_incompatible() -> None:
+class CompatibilityError(SystemExit):
+    """The installed SGLang is not the one this was written for. SGLang logs and forgets a plugin's ordinary exceptions
+    and would start without us; this one ends the process, with its message on stderr."""
+
+
+def require_compatible() -> None:
     """Called by our plugin in every SGLang process: end the process where a row does not hold.
 
     The launching process checks everything; a spawned one only what it has loaded, as it runs the same files.
 
     Raises:
-        SystemExit: with the message of `explain`. (SGLang logs and forgets a plugin's exceptions, but not this one.)
+        CompatibilityError: with the message of `explain`.
     """
     if problems := check(importing=multiprocessing.parent_process() is None):
-        raise SystemExit(explain(problems))
+        raise CompatibilityError(explain(problems))

@@ -115,7 +115,8 @@ def attach(server_args: ServerArgs, config: DSparkConfig) -> ServerArgs:
 
         for field in msgspec.structs.fields(type(server_args)):
             if field.name.startswith("speculative_"):
-                setattr(server_args, field.name, field.default)
+                fresh = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+                setattr(server_args, field.name, fresh)
     return server_args
 
 

@@ -1,0 +1,244 @@
+"""What can be known before a model is loaded: flags, paths, the port, memory. Each fault is one line that says the fix.
+
+Loading takes half a minute; a mistake should not. Nothing here starts a process or holds a port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import errno
+import json
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_dspark.config import DSparkConfig
+from sglang_dspark.flags import ALGORITHM, add_flags, config_of_namespace
+
+DEMO_NAME = "SmolLM2-135M-Instruct"
+# A server without its model: three Python processes with torch (measured 2026-11-29, see README "Memory").
+BASE_BYTES = 2 << 30
+# KV that a useful server has at least: one request of this many tokens.
+LEAST_KV_TOKENS = 4096
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_BYTES = {"float32": 4, "float": 4}
+
+
+class PreflightError(ValueError):
+    """Something that would fail later, found before anything was loaded; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked start: the arguments for SGLang's parser, and what they mean."""
+
+    argv: tuple[str, ...]
+    args: argparse.Namespace
+    config: DSparkConfig
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """SGLang's flags and ours; a wrong one is an error of one line instead of five hundred lines of usage."""
+
+    def error(self, message: str):
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            wrong = message.removeprefix(prefix).split()[0]
+            close = difflib.get_close_matches(wrong.partition("=")[0], self._option_string_actions, n=1)
+            hint = f"did you mean {close[0]}?" if close else "`sglang-dspark serve --help-all` lists every flag"
+            raise PreflightError(f"unknown flag {wrong}: {hint}")
+        raise PreflightError(message)
+
+
+def make_parser() -> OneLineParser:
+    """A parser of all of SGLang's server flags and ours, in which --model-path may be left out."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = OneLineParser(prog="sglang-dspark serve", usage="sglang-dspark serve [flags]")
+    ServerArgs.add_cli_args(parser)
+    add_flags(parser)
+    for action in parser._actions:
+        if action.dest == "model_path":
+            action.required = False
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line, its --config file merged in.
+
+    Raises:
+        PreflightError: an unknown flag, a value of the wrong kind, or a bad config file.
+    """
+    parser = make_parser()
+    if "--config" in argv:
+        from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+        try:
+            argv = ConfigArgumentMerger(parser).merge_config_with_args(list(argv))
+        except (ValueError, OSError) as error:
+            raise PreflightError(f"--config: {error}") from error
+    return parser.parse_args(list(argv))
+
+
+def plan_start(argv: Sequence[str]) -> Plan:
+    """Check a command line and complete it: the demo pair where no model is given, our algorithm where none is.
+
+    Args:
+        argv: what stands after `sglang-dspark serve`.
+
+    Raises:
+        PreflightError, ConfigError, DraftCheckpointError, DemoTargetError: one line each, saying what to do.
+    """
+    argv = list(argv)
+    if argv and not argv[0].startswith("-"):
+        argv.insert(0, "--model-path")
+    args = parse(argv)
+    if args.speculative_algorithm is None and args.dspark_verify_mode != "off":
+        argv += ["--speculative-algorithm", ALGORITHM]
+        args.speculative_algorithm = ALGORITHM
+    config = config_of_namespace(args)
+    check_port(args.host, args.port)
+    speculates = config.verify_mode != "off" and args.speculative_algorithm.upper() == ALGORITHM
+    if args.model_path is None:
+        argv += demo_arguments(args, speculates)
+    elif speculates and args.speculative_draft_model_path is None:
+        raise PreflightError(
+            f"{args.model_path} needs a draft: pass --speculative-draft-model-path FOLDER_OR_REPOSITORY, or --verify-mode "
+            "off to serve it without one, or make a draft with `sglang-dspark train-draft`"
+        )
+    plan = Plan(tuple(argv), parse(argv), config)
+    check_models(plan, speculates)
+    return plan
+
+
+def demo_arguments(args: argparse.Namespace, speculates: bool) -> list[str]:
+    """The flags that serve the demo pair, which is fetched first where it is missing."""
+    from sglang_dspark.demo.target import demo_draft_path, ensure_demo_target
+
+    extra = ["--model-path", str(ensure_demo_target())]
+    if speculates and args.speculative_draft_model_path is None:
+        extra += ["--speculative-draft-model-path", str(demo_draft_path())]
+    if args.served_model_name is None:
+        extra += ["--served-model-name", DEMO_NAME]
+    return extra
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise PreflightError where nobody could listen on `host`:`port` now."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT is no obstacle
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise PreflightError(f"port {port} on {host} is in use: stop what listens there, or pass --port N") from error
+        raise PreflightError(f"cannot listen on {host}:{port} ({error}): change --host or --port") from error
+
+
+def check_models(plan: Plan, speculates: bool) -> None:
+    """Check target and draft on disk, that they fit each other, and that memory holds them.
+
+    Raises: PreflightError or DraftCheckpointError.
+    """
+    target = local_model(plan.args.model_path, "--model-path", plan.args.revision)
+    if target is None:
+        return
+    shape = read_config(target, "--model-path")
+    folders = [target]
+    if speculates:
+        from sglang_dspark.algorithm import local_folder
+        from sglang_dspark.checkpoint import check_draft_folder
+
+        path = plan.args.speculative_draft_model_path
+        if local_model(path, "--speculative-draft-model-path", None) is not None:
+            read_config(Path(path), "--speculative-draft-model-path")
+        draft = Path(local_folder(path))
+        text = shape.get("text_config", shape)
+        check_draft_folder(draft).check_target(hidden_size=text["hidden_size"], vocab_size=text["vocab_size"],
+                                               num_hidden_layers=text["num_hidden_layers"])
+        folders.append(draft)
+    check_memory(plan.args, folders, shape)
+
+
+def local_model(path: str, flag: str, revision: str | None) -> Path | None:
+    """The local folder (or GGUF file) behind `path`; None where it is a repository or a remote URL to be fetched.
+
+    Raises:
+        PreflightError: neither a folder nor the name of a repository that can be reached.
+    """
+    if Path(path).exists():
+        return Path(path) if Path(path).is_dir() else None
+    if "://" in path:
+        return None
+    if not _REPOSITORY.fullmatch(path):
+        raise PreflightError(f"{flag} {path}: no such folder, and not the name of a repository (owner/name)")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(path, "config.json", revision=revision, etag_timeout=10)
+    except Exception as error:  # many kinds: not found, gated, offline, no such file; each says so in its first line
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PreflightError(f"{flag} {path}: no such folder, and not fetched from Hugging Face ({reason})") from error
+    return Path(file).parent if any(Path(file).parent.glob("*.safetensors")) else None
+
+
+def read_config(folder: Path, flag: str) -> dict:
+    """A model folder's config.json; raises PreflightError where there is none or it names no architecture."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text())
+    except OSError as error:
+        raise PreflightError(f"{flag} {folder}: there is no config.json in it, so it is no model folder") from error
+    except ValueError as error:
+        raise PreflightError(f"{flag} {folder}: its config.json is not JSON ({error})") from error
+    if not isinstance(config, dict) or not config.get("architectures"):
+        raise PreflightError(f"{flag} {folder}: its config.json names no `architectures`")
+    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
+        raise PreflightError(f"{flag} {folder}: it has no weights ({', '.join(_WEIGHTS)})")
+    return config
+
+
+def check_memory(args: argparse.Namespace, folders: Sequence[Path], config: dict) -> None:
+    """Raise PreflightError where a server on the CPU would not fit into the memory that is free now."""
+    from sglang_dspark.cpu import accelerator_present, default_dtype
+
+    if accelerator_present():
+        return  # SGLang sizes its pools by the device's own free memory, and says so
+    dtype = default_dtype() if args.dtype == "auto" else args.dtype
+    needed = estimate_bytes(folders, config, _BYTES.get(dtype, 2), args.max_total_tokens or LEAST_KV_TOKENS)
+    free = free_memory()
+    if needed > free:
+        raise PreflightError(
+            f"too little memory: about {needed / 2**30:.1f} GiB are needed ({dtype} weights, KV for "
+            f"{args.max_total_tokens or LEAST_KV_TOKENS} tokens, the server itself) and {free / 2**30:.1f} GiB are free: "
+            "stop other programs, serve a smaller model, or lower --max-total-tokens"
+        )
+
+
+def estimate_bytes(folders: Sequence[Path], config: dict, item_bytes: int, kv_tokens: int) -> int:
+    """Memory of a server, in bytes: weights (as if stored in 2 bytes each), KV of `kv_tokens`, and the processes."""
+    weights = sum(file.stat().st_size for folder in folders for pattern in _WEIGHTS for file in folder.glob(pattern))
+    text = config.get("text_config", config)
+    heads = text.get("num_key_value_heads") or text.get("num_attention_heads", 0)
+    width = text.get("head_dim") or text.get("hidden_size", 0) // max(text.get("num_attention_heads", 1), 1)
+    kv = 2 * text.get("num_hidden_layers", 0) * heads * width * item_bytes * kv_tokens
+    return weights * item_bytes // 2 + kv + BASE_BYTES
+
+
+def free_memory() -> int:
+    """Bytes that this process may still use: the machine's, or its control group's where that is less."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+        free = free if limit == "max" else min(free, max(int(limit) - used, 0))
+    except (OSError, ValueError):
+        pass  # no control group of version 2: the machine's figure stands
+    return free
