@@ -1,0 +1,192 @@
+"""The budget: how many drafted tokens this step may verify, so that most tokens are committed per second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .cost import CostModel
+from .relay import ContextSurvival, LaggedSurvival
+from .windows import window_bounds
+
+DRAFTING = ("block", "depth", "windows")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one step may do.
+
+    Attributes:
+        tokens: K, drafted tokens to verify in all.
+        expected_tokens: tokens the step is expected to commit, bonus tokens included.
+        step_seconds: what the step is expected to take, drafting included.
+        skip_draft: plain decoding is expected to be faster: do not draft at all (tokens is 0).
+        draft_length: slots the draft proposes for each request (0 if skipped); no window is longer.
+    """
+
+    tokens: int
+    expected_tokens: float
+    step_seconds: float
+    skip_draft: bool
+    draft_length: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0 or self.draft_length < 0 or (self.skip_draft and self.tokens + self.draft_length):
+            raise ValueError(f"inconsistent budget {self}")
+
+
+def best_budget(
+    values: np.ndarray,
+    cost: CostModel,
+    *,
+    min_window: int | np.ndarray = 0,
+    max_window: int | np.ndarray | None = None,
+    max_step_seconds: float | None = None,
+    context: float = 0,
+    drafting: str = "block",
+    allow_skip: bool = True,
+) -> Budget:
+    """The K that maximises expected committed tokens per second, over all K (paper §5.2: Algorithm 1 without `break`).
+
+    With the candidates sorted by survival a_(1) >= a_(2) >= ..., verifying the best K commits τ(K) = R + Σ_{i<=K} a_(i)
+    tokens in T(K) = step_seconds(R, R + K) + draft_seconds(slots). All K are compared, so a cost curve with jumps
+    cannot trap the search, and inside a tier, where T is flat, the last slot wins as long as it adds anything.
+
+    This is the pure optimisation. Fed with survival of the tokens it decides about, it anticipates: a scheduler calls
+    `plan_budget`.
+
+    Args:
+        values: [R, γ] survival, R >= 1, non-increasing along rows, no NaN.
+        cost: seconds of a step; `AdditiveCostModel` or `OnlineCostModel`.
+        min_window, max_window: bounds of every window, a number or one per request [R]; None is γ. A minimum above
+            zero anywhere forbids skipping the draft: whoever sets it asks for drafting.
+        max_step_seconds: only K whose step is at most this long (an inter-token latency goal). If none is, the cheapest.
+        context: tokens of context of all requests together, for the cost model.
+        drafting: how much the draft computes. "block": always R·γ slots. "depth": R·d slots where d is the longest
+            window allowed; d is then optimised together with K. "windows": exactly the K slots that will be verified.
+        allow_skip: whether the answer may be to skip drafting.
+
+    Returns:
+        Budget. `skip_draft` if a step of R rows without drafting commits at least as many tokens per second.
+
+    Raises:
+        ValueError: survival is empty or not in [0, 1], or `drafting` is unknown.
+    """
+    values = np.asarray(values)
+    if values.ndim != 2 or values.size == 0:
+        raise ValueError(f"survival must be a matrix [requests >= 1, block size >= 1], got shape {values.shape}")
+    if drafting not in DRAFTING:
+        raise ValueError(f"drafting {drafting!r} is not one of {DRAFTING}")
+    requests, gamma = values.shape
+    low, high = window_bounds(requests, gamma, min_window, max_window)
+    least = 0 if low is None else int(low.max())
+    deepest = gamma if high is None else int(high.max())
+    limit = np.inf if max_step_seconds is None else max_step_seconds
+    lengths = range(max(least, 1), deepest + 1) if drafting == "depth" else [deepest]
+    best, best_rate = None, -np.inf
+    for length in lengths:
+        if length == 0:  # nobody may be verified
+            continue
+        slots = requests * (length if drafting == "depth" else gamma)
+        choice = _best_at_length(values, cost, low, high, length, context, limit, None if drafting == "windows" else slots)
+        if choice.step_seconds <= limit and choice.expected_tokens / choice.step_seconds > best_rate:
+            best, best_rate = choice, choice.expected_tokens / choice.step_seconds
+        elif best is None:
+            best = choice
+    plain_seconds = float(cost.step_seconds(requests, requests, context))
+    if best is None or (allow_skip and least == 0 and requests / plain_seconds >= best_rate):
+        return Budget(0, float(requests), plain_seconds, True, 0)
+    return best
+
+
+def _best_at_length(
+    values: np.ndarray,
+    cost: CostModel,
+    low: np.ndarray | None,
+    high: np.ndarray | None,
+    length: int,
+    context: float,
+    limit: float,
+    slots: int | None,
+) -> Budget:
+    """The best K when no window is longer than `length` and the draft computes `slots` slots (None: as many as K)."""
+    requests = len(values)
+    base, floor, ladder = _candidates(values, low, high, length)
+    expected = np.empty(len(ladder) + 1)
+    expected[0] = requests + base
+    np.cumsum(ladder, out=expected[1:])
+    expected[1:] += expected[0]
+    windows = np.arange(floor, floor + len(ladder) + 1)
+    seconds = cost.step_seconds(requests, requests + windows, context)
+    seconds = seconds + cost.draft_seconds(windows if slots is None else slots)
+    rate = expected / seconds
+    if limit < np.inf:
+        allowed = seconds <= limit
+        rate = np.where(allowed, rate, -np.inf) if allowed.any() else -seconds
+    best = int(rate.argmax())
+    return Budget(floor + best, float(expected[best]), float(seconds[best]), False, length)
+
+
+def _candidates(
+    values: np.ndarray, low: np.ndarray | None, high: np.ndarray | None, length: int
+) -> tuple[float, int, np.ndarray]:
+    """Survival that is verified in any case, how many entries that is, and the other entries in falling order."""
+    values = values[:, :length]
+    if low is None:
+        base, floor, chosen = 0.0, 0, values.ravel()
+    else:
+        position = np.arange(length)
+        forced = position < low[:, None]
+        base, floor = float(values[forced].sum(dtype=np.float64)), int(np.count_nonzero(forced))
+        chosen = values[~forced & (position < high[:, None])]
+    ladder = np.sort(chosen)[::-1]
+    # Sorted, NaN comes last; so three comparisons check every entry.
+    if np.isnan(base) or (len(ladder) and not (0.0 <= ladder[-1] and ladder[0] <= 1.0)):
+        raise ValueError("survival must lie in [0, 1] and hold no NaN")
+    return base, floor, ladder
+
+
+def plan_budget(
+    evidence: LaggedSurvival | ContextSurvival,
+    cost: CostModel,
+    *,
+    missing: np.ndarray | None = None,
+    **options,
+) -> Budget:
+    """`best_budget` on evidence that cannot anticipate: two steps old, or a function of the context alone.
+
+    Args:
+        evidence: a LaggedSurvival (made by the relay) or a ContextSurvival.
+        cost: as in `best_budget`.
+        missing: [γ] survival for requests without history, commonly the running mean of their position; needed
+            only if there are any.
+        **options: as in `best_budget`.
+
+    Raises:
+        TypeError: the evidence is anything else; a bare array could be today's survival.
+        ValueError: a request has no history and `missing` is not given; and as in `best_budget`.
+    """
+    return best_budget(evidence_values(evidence, missing), cost, **options)
+
+
+def evidence_values(evidence: LaggedSurvival | ContextSurvival, missing: np.ndarray | None) -> np.ndarray:
+    """The survival [R, γ] that the evidence stands for, rows without history replaced by `missing` [γ].
+
+    Raises:
+        TypeError: the evidence is neither a LaggedSurvival nor a ContextSurvival.
+        ValueError: a row is missing and nothing is given to replace it.
+    """
+    if isinstance(evidence, ContextSurvival):
+        return evidence.values
+    if not isinstance(evidence, LaggedSurvival):
+        raise TypeError(
+            f"a budget is planned from LaggedSurvival or ContextSurvival, not from {type(evidence).__name__}: "
+            "an array could hold survival of the very tokens it decides about"
+        )
+    empty = evidence.missing
+    if not empty.any():
+        return evidence.values
+    if missing is None:
+        raise ValueError(f"request {int(np.argmax(empty))} has no history and no running mean was given")
+    return np.where(empty[:, None], missing, evidence.values)

@@ -1,0 +1,149 @@
+"""What an engine step costs, in seconds, by requests, verified tokens, context and drafted slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from .fingerprint import Fingerprint, load_measurement, save_measurement
+
+Table = tuple[Sequence[float], Sequence[float]]
+DENSE = 4096  # tokens up to which θ is kept as an array; beyond, it is computed when asked for
+
+
+class CostModel(Protocol):
+    """Seconds for one engine step."""
+
+    def step_seconds(self, requests: int, tokens: int | np.ndarray, context: float = 0) -> float | np.ndarray:
+        """Seconds of the target's part of a step: `requests` running, `tokens` rows in the forward pass."""
+
+    def draft_seconds(self, slots: int | np.ndarray) -> float | np.ndarray:
+        """Seconds of the draft's part when it computes `slots` drafted slots; 0 for no slots."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveCostModel:
+    """T = t0 + α(R) + θ(M) + context·tokens_of_context, and δ(slots) for the draft. Everything in seconds.
+
+    The tables are piecewise linear and never fall. Below the first probe a table holds its first value; above the last
+    it goes on with its last slope. M is rounded up to the next tier before θ is read, because that is the graph that
+    will run; above the last tier steps run eagerly, and θ is read at M itself. (Paper, §5.2: SPS(B) is a staircase;
+    the additive form with R and context is not in the paper.)
+
+    Attributes:
+        t0: what every step pays.
+        alpha: (requests, seconds), probes ascending.
+        theta: (tokens, seconds), probes ascending.
+        tiers: token counts that steps are padded to, ascending; empty if the cost follows the tokens.
+        context: seconds per token of context in the batch.
+        draft: (slots, seconds), probes ascending; None if drafting is free or not known.
+
+    Raises:
+        ValueError: a table is empty, unsorted, negative or falling, or tiers are unsorted.
+    """
+
+    t0: float
+    alpha: Table
+    theta: Table
+    tiers: Sequence[int] = ()
+    context: float = 0.0
+    draft: Table | None = None
+    _dense: np.ndarray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "theta", "draft"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _checked_table(getattr(self, name), name))
+        tiers = tuple(int(tier) for tier in self.tiers)
+        if any(b <= a for a, b in zip((0, *tiers), tiers)):
+            raise ValueError(f"tiers must be positive and ascending, got {tiers}")
+        if not (self.t0 >= 0 and self.context >= 0):
+            raise ValueError(f"t0 and context must not be negative, got {self.t0} and {self.context}")
+        object.__setattr__(self, "tiers", tiers)
+        object.__setattr__(self, "_dense", self._theta_of(np.arange(DENSE)))
+
+    def step_seconds(self, requests: int, tokens: int | np.ndarray, context: float = 0) -> float | np.ndarray:
+        """Seconds of a step without its draft.
+
+        Args:
+            requests: R >= 0, scalar or array.
+            tokens: M >= 0 rows of the forward pass (anchors and drafts), integer scalar or array.
+            context: tokens of context of all requests together, scalar or array.
+
+        Returns:
+            float or float64 array of the broadcast shape.
+        """
+        tokens = np.asarray(tokens)
+        theta = self._dense[tokens] if tokens.size and tokens.max() < DENSE else self._theta_of(tokens)
+        return theta + (self.t0 + table_at(self.alpha, requests) + self.context * context)
+
+    def draft_seconds(self, slots: int | np.ndarray) -> float | np.ndarray:
+        """Seconds of drafting `slots` slots (0 for none), scalar or array."""
+        if self.draft is None:
+            return 0.0
+        if isinstance(slots, int):
+            return float(table_at(self.draft, slots)) if slots else 0.0
+        return np.where(np.asarray(slots) > 0, table_at(self.draft, slots), 0.0)
+
+    def padded(self, tokens: int | np.ndarray) -> np.ndarray:
+        """The rows that really run: `tokens` rounded up to the next tier; unchanged above the last."""
+        tokens = np.asarray(tokens)
+        if not self.tiers:
+            return tokens
+        tiers = np.asarray(self.tiers)
+        place = np.searchsorted(tiers, tokens)
+        return np.where(place < len(tiers), tiers[np.minimum(place, len(tiers) - 1)], tokens)
+
+    def _theta_of(self, tokens: np.ndarray) -> np.ndarray:
+        return table_at(self.theta, self.padded(tokens))
+
+    def to_dict(self) -> dict:
+        """JSON types from which `from_dict` makes an equal model."""
+        tables = {name: None if table is None else [list(map(float, column)) for column in table]
+                  for name, table in (("alpha", self.alpha), ("theta", self.theta), ("draft", self.draft))}
+        return {"t0": self.t0, "context": self.context, "tiers": list(self.tiers), **tables}
+
+    @classmethod
+    def from_dict(cls, body: dict) -> AdditiveCostModel:
+        """Raises ValueError for unknown or missing keys."""
+        if set(body) != {"t0", "alpha", "theta", "tiers", "context", "draft"}:
+            raise ValueError(f"not a cost model: keys {sorted(body)}")
+        return cls(**body)
+
+    def save(self, path: str | Path, fingerprint: Fingerprint) -> None:
+        """Write the tables with what they were measured on."""
+        save_measurement(path, "cost", fingerprint, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path, fingerprint: Fingerprint) -> AdditiveCostModel:
+        """Read tables measured on exactly this; raises FingerprintMismatch naming what differs."""
+        return cls.from_dict(load_measurement(path, "cost", fingerprint))
+
+
+def table_at(table: Table, x: float | np.ndarray) -> float | np.ndarray:
+    """Read a piecewise linear table at x: first value below it, last slope above it."""
+    probes, seconds = table
+    values = np.interp(x, probes, seconds)
+    if len(probes) > 1:
+        slope = (seconds[-1] - seconds[-2]) / (probes[-1] - probes[-2])
+        values = values + slope * np.maximum(np.asarray(x) - probes[-1], 0)
+    return values
+
+
+def _checked_table(table: Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+    probes, seconds = (np.asarray(column, np.float64) for column in table)
+    if probes.ndim != 1 or probes.shape != seconds.shape or len(probes) == 0:
+        raise ValueError(f"{name} must be two sequences of one length, got {table!r}")
+    if not (np.isfinite(probes).all() and np.isfinite(seconds).all()):
+        raise ValueError(f"{name} holds a number that is not finite")
+    if (np.diff(probes) <= 0).any():
+        raise ValueError(f"{name}: probes must ascend, got {probes.tolist()}")
+    if seconds[0] < 0 or (np.diff(seconds) < 0).any():
+        raise ValueError(f"{name}: seconds must be non-negative and never fall, got {seconds.tolist()}")
+    for column in (probes, seconds):
+        column.flags.writeable = False
+    return probes, seconds

@@ -1,0 +1,77 @@
+"""Files of measured numbers, and the fingerprint that says what they were measured on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a cost table or a calibration is valid for; two are interchangeable iff every field is equal.
+
+    Attributes:
+        target: digest of the target checkpoint.
+        draft: digest of the draft checkpoint.
+        gamma: block size.
+        device: device name as the driver or the CPU tells it.
+        dtype: of the target's weights, for example "bfloat16".
+        tp: tensor-parallel size.
+        engine: engine and version, for example "sglang 0.5.23".
+    """
+
+    target: str
+    draft: str
+    gamma: int
+    device: str
+    dtype: str
+    tp: int
+    engine: str
+
+    def __post_init__(self) -> None:
+        if self.gamma < 1 or self.tp < 1:
+            raise ValueError(f"gamma and tp must be at least 1, got {self.gamma} and {self.tp}")
+
+
+class FingerprintMismatch(ValueError):
+    """A file was made for something else; the message lists the fields that differ."""
+
+
+def save_measurement(path: str | Path, kind: str, fingerprint: Fingerprint, body: dict) -> None:
+    """Write `body` (JSON types) as a file of this kind; the file appears whole or not at all."""
+    text = json.dumps({"kind": kind, "version": 1, "fingerprint": asdict(fingerprint), "body": body}, indent=1)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def load_measurement(path: str | Path, kind: str, fingerprint: Fingerprint | None) -> dict:
+    """Read the body of a file written by `save_measurement`.
+
+    Args:
+        path: the file.
+        kind: what it must hold ("cost" or "calibration").
+        fingerprint: what it must have been measured on. None skips the comparison: for printing a file, not for use.
+
+    Raises:
+        FingerprintMismatch: it was measured on something else.
+        ValueError: not such a file.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+        found_kind, found, body = content["kind"], Fingerprint(**content["fingerprint"]), content["body"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a {kind} file: {error}") from error
+    if found_kind != kind:
+        raise ValueError(f"{path} is a {found_kind} file, not a {kind} file")
+    if fingerprint is not None and found != fingerprint:
+        differing = [
+            f"{field.name} {getattr(found, field.name)!r} instead of {getattr(fingerprint, field.name)!r}"
+            for field in fields(Fingerprint)
+            if getattr(found, field.name) != getattr(fingerprint, field.name)
+        ]
+        raise FingerprintMismatch(f"{path} was measured on something else: {', '.join(differing)}")
+    return body

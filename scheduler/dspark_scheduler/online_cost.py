@@ -1,0 +1,148 @@
+"""A cost model that keeps itself right: measured at start, then corrected by every step that really ran."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import nnls
+
+from .cost import AdditiveCostModel
+from .cost_fit import CostBasis
+
+HUBER = 3.0  # deviations beyond this many typical ones count for ever less
+TAU = 20.0  # steps over which the typical deviation is averaged
+
+
+class OnlineCostModel:
+    """An additive cost model that learns from the times of real steps.
+
+    Every observation is one row of a weighted non-negative least squares problem in the basis of the prior
+    (`CostBasis`), so what comes out is monotone whatever went in. The problem is kept as a matrix and a vector that
+    fade with `memory`, and it is solved anew every `refit_every` steps. Two more ideas make it hold up in service:
+
+    * *Anchor.* What the recent steps do not touch (other loads) follows the prior times the ratio by which the recent
+      steps differ from the prior: a machine that has become slower is slower everywhere.
+    * *Robust weights.* A step whose logarithmic error exceeds `HUBER` times the typical one weighs less by the square
+      of that excess. The typical error is itself a slow average in which one step moves little, so one stall is
+      ignored while a lasting change is believed after some tens of steps.
+
+    Args:
+        prior: measured at start-up; its knots, tiers and context term are kept.
+        memory: steps after which an observation has faded to 1/e.
+        anchor: weight of the anchor, in observations per column.
+        refit_every: steps between two solutions.
+        noise: relative noise of a step's time that is expected before any was seen.
+
+    Raises:
+        ValueError: memory, anchor or refit_every below 1, or noise not positive.
+    """
+
+    def __init__(
+        self, prior: AdditiveCostModel, *, memory: float = 128.0, anchor: float = 2.0, refit_every: int = 16,
+        noise: float = 0.15,
+    ) -> None:
+        if min(memory, anchor, refit_every) < 1 or noise <= 0:
+            raise ValueError("memory, anchor and refit_every must be at least 1, noise above 0")
+        self._basis = CostBasis.of(prior)
+        self._prior = self._basis.coefficients(prior)
+        self._fade = float(np.exp(-1.0 / memory))
+        self._anchor = anchor
+        self._refit_every = refit_every
+        self._typical = noise
+        size = len(self._prior)
+        self._gram, self._moment = np.zeros((size, size)), np.zeros(size)
+        self._ratio_sums = np.array([1.0, 1.0]) * anchor  # Σ w·(observed/prior), Σ w: the prior counts as seen once
+        self._pending: list[tuple[float, float, float, float, float]] = []
+        self.model = prior
+        self.observations = 0
+
+    @property
+    def typical_error(self) -> float:
+        """Typical |log(observed/predicted)| of recent steps."""
+        return self._typical
+
+    def step_seconds(self, requests, tokens, context=0):
+        """As `AdditiveCostModel.step_seconds`, with what was learned so far."""
+        return self.model.step_seconds(requests, tokens, context)
+
+    def draft_seconds(self, slots):
+        """As `AdditiveCostModel.draft_seconds`, with what was learned so far."""
+        return self.model.draft_seconds(slots)
+
+    def observe(
+        self, requests: int, tokens: int, context: float, seconds: float, *, slots: int = 0,
+        draft_seconds: float | None = None,
+    ) -> None:
+        """Learn from one step.
+
+        Args:
+            requests: R that ran.
+            tokens: rows of the target's forward pass before padding.
+            context: tokens of context of all requests together.
+            seconds: the whole step, drafting included.
+            slots: slots that were drafted, 0 if the draft was skipped.
+            draft_seconds: the draft's part of `seconds` if the platform can tell; None if it cannot.
+
+        Raises:
+            ValueError: a time that is not positive and finite, or a draft longer than its step.
+        """
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"a step cannot take {seconds} seconds")
+        if draft_seconds is None:
+            self._pending.append((requests, tokens, context, slots, seconds))
+        elif 0 < draft_seconds < seconds:
+            self._pending.append((requests, tokens, context, 0, seconds - draft_seconds))
+            self._pending.append((0, 0, 0, slots, draft_seconds))
+        else:
+            raise ValueError(f"the draft cannot take {draft_seconds} of {seconds} seconds")
+        self.observations += 1
+        if self.observations % self._refit_every == 0:
+            self._absorb()
+            self._solve()
+
+    def _absorb(self) -> None:
+        """Fold the pending steps into the normal equations, oldest first."""
+        columns = np.array(self._pending, np.float64).T
+        self._pending.clear()
+        rows = self._basis.rows(*columns[:4])
+        seconds = columns[4]
+        prior = rows @ self._prior
+        known = prior > 0  # a draft-only row says nothing if the prior has no draft term
+        rows, seconds, prior = rows[known], seconds[known], prior[known]
+        predicted = np.maximum(rows @ self._coefficients(), 1e-12)
+        weights = self._robust_weights(np.log(seconds / predicted))
+        fading = self._fade ** np.arange(len(weights) - 1, -1, -1)
+        scaled = rows / prior[:, None]
+        past = self._fade ** len(weights)
+        weights = weights * fading
+        self._gram = self._gram * past + (scaled * weights[:, None]).T @ scaled
+        ratio = seconds / prior
+        self._moment = self._moment * past + scaled.T @ (weights * ratio)
+        self._ratio_sums = self._ratio_sums * past + [weights @ ratio, weights.sum()]
+
+    def _robust_weights(self, errors: np.ndarray) -> np.ndarray:
+        weights = np.empty(len(errors))
+        for i, error in enumerate(np.abs(errors).tolist()):
+            excess = error / (HUBER * self._typical)
+            weights[i] = 1.0 if excess <= 1.0 else excess**-2
+            # The mean of |error| is 0.8 of a normal deviation; what one step may add is capped.
+            self._typical += (min(error / 0.8, 2 * HUBER * self._typical) - self._typical) / TAU
+            self._typical = max(self._typical, 0.01)
+        return weights
+
+    def _coefficients(self) -> np.ndarray:
+        return self._basis.coefficients(self.model)
+
+    def _solve(self) -> None:
+        """β >= 0 that minimises the faded squared relative errors plus the pull of the anchor."""
+        ratio = self._ratio_sums[0] / self._ratio_sums[1]
+        center = ratio * self._prior
+        # Each coefficient is pulled in units of its own size; one that the prior holds near zero, in units that make
+        # up a twentieth of the steps seen, so that it can still grow.
+        typical_share = np.sqrt(np.diag(self._gram) / self._ratio_sums[1])
+        unit = np.maximum(center, 0.05 / np.where(typical_share > 0, typical_share, np.inf))
+        unit[unit == 0] = 1.0
+        system = self._gram * unit[:, None] * unit + self._anchor * np.eye(len(unit))
+        target = self._moment * unit + self._anchor * center / unit
+        factor = np.linalg.cholesky(system)
+        solution, _ = nnls(factor.T, np.linalg.solve(factor, target))
+        self.model = self._basis.model(solution * unit)

@@ -1,0 +1,164 @@
+"""The relay: survival on its way to the planner, two steps late, and the types that make the lateness a fact.
+
+The paper's §5.2 takes the budget of step t from confidences of step t-2: the host plans a step while the device is still
+busy with the one before, and a budget that cannot know what is drafted now cannot leak it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .survival import check_probabilities
+
+MIN_LAG = 2
+
+
+@dataclass(frozen=True)
+class LaggedSurvival:
+    """Survival that is at least two steps old. Made by `SurvivalRelay.read`.
+
+    Attributes:
+        values: [R, γ], a row per request of the step being planned; a row of NaN is a request without history.
+        step: the youngest step that any row was published at.
+        now: the step being planned.
+
+    Raises:
+        ValueError: `now - step` is below 2, or values are not probabilities (NaN rows apart).
+    """
+
+    values: np.ndarray
+    step: int
+    now: int
+
+    def __post_init__(self) -> None:
+        if self.now - self.step < MIN_LAG:
+            raise ValueError(f"survival of step {self.step} is too young to plan step {self.now}: {MIN_LAG} steps needed")
+        if self.values.ndim != 2:
+            raise ValueError(f"survival must be a matrix [requests, block size], got shape {self.values.shape}")
+
+    @property
+    def missing(self) -> np.ndarray:
+        """[R] bool: the requests without history."""
+        return np.isnan(self.values[:, 0])
+
+
+@dataclass(frozen=True)
+class ContextSurvival:
+    """Survival from a confidence that is a function of the context alone (policy `ahead`).
+
+    Every entry is known before any token of the block is sampled, so a search over all of it cannot anticipate.
+
+    Attributes:
+        values: [R, γ] of this step.
+        reads_drafted_tokens: whether the confidence head takes the drafted tokens as input
+            (`confidence_head_with_markov` of the checkpoint). It has no default: the caller must know.
+
+    Raises:
+        ValueError: the confidence reads drafted tokens, or a value is not a probability.
+    """
+
+    values: np.ndarray
+    reads_drafted_tokens: bool
+
+    def __post_init__(self) -> None:
+        if self.reads_drafted_tokens:
+            raise ValueError(
+                "policy 'ahead' needs a confidence head that reads the hidden state alone "
+                "(confidence_head_with_markov: false): this one reads drafted tokens, and a budget taken from it "
+                "would anticipate them"
+            )
+        if self.values.ndim != 2:
+            raise ValueError(f"survival must be a matrix [requests, block size], got shape {self.values.shape}")
+        check_probabilities(self.values, "survival")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    step: int
+    request_ids: tuple[Hashable, ...]
+    values: np.ndarray
+    rows: dict[Hashable, int]
+
+
+class SurvivalRelay:
+    """A ring of what the last steps published, read `lag` steps late.
+
+    Rows belong to a request and its generation: `request_ids` are whatever hashable key says so, for example
+    `(slot, generation)` or the engine's request id. A slot that is reused under a new generation has no history.
+
+    Args:
+        lag: steps between publishing and reading, at least 2.
+        max_age: steps after which a row is no longer history (it describes another context).
+
+    Raises:
+        ValueError: lag below 2, or max_age below lag.
+    """
+
+    def __init__(self, lag: int = MIN_LAG, max_age: int = 16) -> None:
+        if lag < MIN_LAG:
+            raise ValueError(f"a lag of {lag} would let the planner anticipate: at least {MIN_LAG} steps")
+        if max_age < lag:
+            raise ValueError(f"max_age {max_age} is below the lag {lag}")
+        self.lag = lag
+        self.max_age = max_age
+        self._entries: list[_Entry] = []  # oldest first
+        self._last_read = -1
+        self._gamma: int | None = None
+
+    def publish(self, step: int, request_ids: Sequence[Hashable], survival: np.ndarray) -> None:
+        """File the survival [R, γ] that step `step` computed for `request_ids` [R]; the values are copied.
+
+        Raises:
+            ValueError: steps run backwards, or a step before the last one planned is published late enough that the
+                clock must have been set forward to read younger values; shapes or ids do not fit; not probabilities.
+        """
+        ids = tuple(request_ids)
+        values = np.array(survival)
+        values.flags.writeable = False
+        if self._entries and step <= self._entries[-1].step:
+            raise ValueError(f"step {step} published after step {self._entries[-1].step}")
+        if step < self._last_read - self.lag + 1:
+            raise ValueError(f"step {step} published after step {self._last_read} was planned: the clock was set forward")
+        if values.ndim != 2 or len(values) != len(ids) or values.shape[1] != (self._gamma or values.shape[1]):
+            raise ValueError(f"survival {values.shape} for {len(ids)} requests, block size {self._gamma}")
+        check_probabilities(values, "survival")
+        rows = {request: row for row, request in enumerate(ids)}
+        if len(rows) != len(ids):
+            raise ValueError(f"a request id appears twice in step {step}")
+        self._gamma = values.shape[1]
+        self._entries.append(_Entry(step, ids, values, rows))
+        del self._entries[: -self.lag - 1]
+
+    def read(self, step: int, request_ids: Sequence[Hashable], gamma: int | None = None) -> LaggedSurvival:
+        """What may be known when step `step` is planned: for every request its last row of step `step - lag` or before.
+
+        Args:
+            step: the step being planned; never falls from call to call.
+            request_ids: the requests of that step, in its order.
+            gamma: block size, needed only as long as nothing was published.
+
+        Returns:
+            LaggedSurvival with NaN rows for requests without history (new, or silent for `max_age` steps).
+
+        Raises:
+            ValueError: steps run backwards, or the block size is not known yet.
+        """
+        if step < self._last_read:
+            raise ValueError(f"step {step} planned after step {self._last_read}")
+        gamma = self._gamma or gamma
+        if gamma is None:
+            raise ValueError("nothing was published yet: give the block size")
+        self._last_read = step
+        readable = [e for e in self._entries if step - self.max_age <= e.step <= step - self.lag]
+        ids = tuple(request_ids)
+        if readable and readable[-1].request_ids == ids:
+            return LaggedSurvival(readable[-1].values, readable[-1].step, step)
+        values = np.full((len(ids), gamma), np.nan, readable[-1].values.dtype if readable else np.float64)
+        for entry in readable:  # oldest first, so that the youngest row stays
+            rows = np.fromiter((entry.rows.get(request, -1) for request in ids), np.int64, len(ids))
+            known = rows >= 0
+            values[known] = entry.values[rows[known]]
+        return LaggedSurvival(values, readable[-1].step if readable else step - self.lag, step)

@@ -1,0 +1,38 @@
+"""Survival: the chance that a drafted token and everything drafted before it will be accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def survival(confidence: np.ndarray) -> np.ndarray:
+    """Turn conditional confidences into survival, `a[r, j] = prod_{i <= j} c[r, i]` (paper, Algorithm 1, line 1).
+
+    The product of factors in [0, 1] never rises along a row, in floating point too (rounding is monotone). Everything
+    that is decided from survival leans on this: the best K entries of the matrix are prefixes of the rows.
+
+    Args:
+        confidence: [R, γ] floats, `c[r, j] = P(token j accepted | tokens before j accepted)`, calibrated or raw.
+
+    Returns:
+        [R, γ] in the dtype of a float32 or float64 input, float64 otherwise.
+
+    Raises:
+        ValueError: not a matrix, or an entry is NaN or outside [0, 1]; the message names the row and the column.
+    """
+    confidence = np.asarray(confidence)
+    if confidence.ndim != 2:
+        raise ValueError(f"confidence must be a matrix [requests, block size], got shape {confidence.shape}")
+    if confidence.dtype != np.float32:
+        confidence = confidence.astype(np.float64, copy=False)
+    check_probabilities(confidence, "confidence")
+    return np.cumprod(confidence, axis=1)
+
+
+def check_probabilities(values: np.ndarray, name: str) -> None:
+    """Raise a ValueError naming the first row of `values` [R, γ] that holds NaN or something outside [0, 1]."""
+    # One min and one max, written so that NaN fails both: the slow search for the culprit runs only on failure.
+    if values.size == 0 or (values.min() >= 0.0 and values.max() <= 1.0):
+        return
+    row, column = np.argwhere(~((values >= 0.0) & (values <= 1.0)))[0]
+    raise ValueError(f"{name} of row {row} is {values[row, column]} at position {column}: not a probability")

@@ -1,0 +1,89 @@
+"""Windows: which drafted tokens are verified, given how many may be."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def allocate_windows(
+    survival: np.ndarray,
+    budget: int,
+    *,
+    min_window: int | np.ndarray = 0,
+    max_window: int | np.ndarray | None = None,
+) -> np.ndarray:
+    """Give the `budget` drafts with the highest survival to the verifier (paper, §5.2: the top K of all requests).
+
+    Ties go to the lower position, then to the lower row. Since survival never rises along a row, the entries chosen
+    are a prefix of every row, so a window is one number.
+
+    Non-anticipation: (r, k) is chosen iff fewer than K entries rank above it. An entry (r, j) with j > k never does,
+    whatever its value: its survival is at most that of (r, k), and on a tie its position is the later one. So for a
+    given K the choice is a function of the row's entries up to k and of the other rows, and nothing that is sampled
+    at k or later in this request can move it.
+
+    Args:
+        survival: [R, γ] floats in [0, 1], non-increasing along every row.
+        budget: drafts to verify in all, minimum windows included. Below the sum of the minimum windows it counts as
+            that sum; above the sum of the maximum windows, as that one.
+        min_window: drafts that are verified whatever their survival; a number or one per request [R].
+        max_window: drafts that are verified at most; a number or one per request [R]. None is γ. A request for which
+            drafting is switched off has 0. Where it is below the minimum, the maximum holds.
+
+    Returns:
+        [R] int64 windows w, 0 <= w <= γ, with sum(w) == min(max(budget, sum of minima), sum of maxima).
+
+    Raises:
+        ValueError: not a matrix, NaN, or a row that rises.
+    """
+    survival = np.asarray(survival)
+    if survival.ndim != 2:
+        raise ValueError(f"survival must be a matrix [requests, block size], got shape {survival.shape}")
+    if not (survival[:, 1:] <= survival[:, :-1]).all() or np.isnan(survival[:, :1]).any():
+        raise ValueError("survival must be free of NaN and never rise along a row")
+    requests, gamma = survival.shape
+    low, high = window_bounds(requests, gamma, min_window, max_window)
+    if low is None:
+        candidates, admitted = survival, np.zeros(requests, np.int64)
+    else:
+        # Outside the bounds there is nothing to rank: -1 is below every probability.
+        position = np.arange(gamma)
+        candidates = np.where((position >= low[:, None]) & (position < high[:, None]), survival, -1.0)
+        admitted = low
+        budget -= int(low.sum())
+    room = candidates.size if low is None else int((high - low).sum())
+    budget = min(int(budget), room)
+    return admitted + _top(candidates, budget) if budget > 0 else admitted
+
+
+def _top(candidates: np.ndarray, count: int) -> np.ndarray:
+    """How many of the `count` (>= 1) best entries of `candidates` [R, γ] each row holds; ties by (position, row)."""
+    place = candidates.size - count
+    threshold = np.partition(candidates, place, axis=None)[place]
+    counts = np.count_nonzero(candidates > threshold, axis=1)
+    left = count - int(counts.sum())
+    tied_rows = np.nonzero((candidates == threshold).T)[1][:left]  # transposed: position first, then row
+    return counts + np.bincount(tied_rows, minlength=len(candidates))
+
+
+def window_bounds(
+    requests: int, gamma: int, min_window: int | np.ndarray, max_window: int | np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """Bounds as two int64 arrays [R] with 0 <= low <= high <= gamma, or (None, None) if they bind nowhere.
+
+    Raises:
+        ValueError: a bound is negative, or has neither no dimension nor one entry per request.
+    """
+    unbounded = max_window is None or (isinstance(max_window, int) and max_window >= gamma)
+    if unbounded and isinstance(min_window, int) and min_window == 0:
+        return None, None
+    low = _per_request(min_window, requests, "min_window")
+    high = np.minimum(_per_request(gamma if max_window is None else max_window, requests, "max_window"), gamma)
+    return np.minimum(low, high), high
+
+
+def _per_request(bound: int | np.ndarray, requests: int, name: str) -> np.ndarray:
+    bound = np.asarray(bound)
+    if bound.ndim > 1 or (bound.ndim == 1 and len(bound) != requests) or (bound.size and bound.min() < 0):
+        raise ValueError(f"{name} must be a number >= 0 or one per request [{requests}], got {bound!r}")
+    return np.broadcast_to(bound.astype(np.int64, copy=False), (requests,))
