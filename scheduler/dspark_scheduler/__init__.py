@@ -18,6 +18,7 @@ from .survival import survival
 from .windows import allocate_windows
 
 __all__ = [
+    "POLICIES",
     "AdditiveCostModel",
     "Budget",
     "ContextSurvival",
@@ -27,7 +28,6 @@ __all__ = [
     "LaggedSurvival",
     "OnlineCalibrator",
     "OnlineCostModel",
-    "POLICIES",
     "Plan",
     "Planner",
     "ProbeClock",
