@@ -1,0 +1,302 @@
+"""Acceptance: which drafted tokens are committed, and the token that follows them.
+
+Four rules, each a short function over one group of requests (`_Group`): `accept_greedy`, `accept_token`,
+`accept_block`, `accept_coupled`. `accept` splits a batch by rule and merges the results.
+
+A window w <= k is a *truncation of what is emitted*: under the greedy, token and coupled rules the token at the bonus
+row w < k is judged on the drafted x_{w+1} like any other, so what a window emits is a prefix of what the full block
+emits. Under the block rule the window itself is the block that is judged, and the bonus comes from the target.
+Notation: p is the target's law at a row, q the draft's, x the drafted token, u a uniform coin; row j of a request
+follows the anchor and j drafts, so row j judges draft j (counting from 0) and row w is the bonus row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .gumbel import race
+from .ragged import RaggedBatch
+from .sampling import SamplingRows, draw, filtered_weights, first_argmax, probabilities
+from .types import AcceptResult, AcceptRule, BlockDraft, RequestRules, StepNoise
+
+CHUNK_ENTRIES = 1 << 20  # [rows, V] temporaries other than p itself are made this many floats at a time
+
+
+@dataclass(frozen=True)
+class _Group:
+    """n requests of one rule, with their own ragged rows.
+
+    logits [m, V]; rows: m parameters; request, column int64 [m] of each row; first int64 [n], the row of each anchor;
+    windows int64 [n]; draft: n blocks; noise fields of the n requests.
+    """
+
+    logits: torch.Tensor
+    rows: SamplingRows
+    request: torch.Tensor
+    column: torch.Tensor
+    first: torch.Tensor
+    windows: torch.Tensor
+    draft: BlockDraft
+    seeds: torch.Tensor
+    positions: torch.Tensor
+    accept_coins: torch.Tensor | None
+    final_coins: torch.Tensor | None
+
+    def row(self, column: torch.Tensor) -> torch.Tensor:
+        """Flat row of (request, column), column int64 [n, c] or [c], clamped to the window."""
+        return self.first[:, None] + torch.minimum(column, self.windows[:, None])
+
+    @property
+    def slots(self) -> torch.Tensor:
+        return torch.arange(self.draft.block_size, device=self.windows.device)
+
+
+def accept(
+    target_logits: torch.Tensor,
+    batch: RaggedBatch,
+    draft: BlockDraft,
+    rows: SamplingRows,
+    rules: RequestRules,
+    noise: StepNoise,
+) -> AcceptResult:
+    """Judge a verified batch.
+
+    Args:
+        target_logits: [M, V] of the batch's ragged rows, any float dtype, penalties and grammar masks (-inf) already
+            applied; padding rows are not read. Not modified.
+        batch: how the rows belong to requests. draft: what was drafted (k >= every window).
+        rows: sampling parameters of the R requests. rules, noise: as given to `sample_block` in this step.
+    Returns:
+        AcceptResult of R requests.
+    Source: each rule names its own.
+    """
+    requests, block = draft.tokens.shape
+    if batch.requests != requests or batch.block_size != block or len(rules.rules) != requests:
+        raise ValueError("batch, draft and rules speak of different batches")
+    if len(rules.groups) == 1:
+        rule = next(iter(rules.groups))
+        return RULES[rule](_whole(target_logits, batch, draft, rows, noise))
+    device = target_logits.device
+    result = AcceptResult(
+        torch.empty(requests, dtype=torch.int64, device=device),
+        torch.empty(requests, block + 1, dtype=torch.int64, device=device),
+        torch.empty(requests, block, dtype=torch.float32, device=device),
+    )
+    for rule, members in rules.groups.items():
+        part = RULES[rule](_part(target_logits, batch, draft, rows, noise, members))
+        result.lengths[members] = part.lengths
+        result.tokens[members] = part.tokens
+        result.acceptance[members] = part.acceptance
+    return result
+
+
+def accept_greedy(group: _Group) -> AcceptResult:
+    """Temperature 0: a draft is accepted while it is the target's argmax; the first argmax that differs ends the block.
+
+    Emits exactly what plain greedy decoding emits. Σ min(p, q) of two one-hot laws is 1 or 0.
+    """
+    return _follow(group, first_argmax(group.logits), label=True)
+
+
+def accept_coupled(group: _Group) -> AcceptResult:
+    """Seeded requests: every row emits y = argmax(log p + g), g a hash of (seed, position, token id); a draft is
+    accepted while it equals y. So the text is the seeded sampler's own, whatever was drafted (design.md section 2).
+    """
+    positions = group.positions[group.request] + 1 + group.column
+    y = race(filtered_weights(group.logits, group.rows), group.seeds[group.request], positions)
+    return _follow(group, y, label=False)
+
+
+def _follow(group: _Group, y: torch.Tensor, label: bool) -> AcceptResult:
+    """Commit the target's own tokens y [m] up to and including the first that the draft missed, or the bonus row."""
+    emitted = y[group.row(torch.arange(group.draft.block_size + 1, device=y.device))]
+    verified = group.slots < group.windows[:, None]
+    hit = emitted[:, :-1] == group.draft.tokens
+    lengths = _leading(hit & verified) + 1
+    acceptance = torch.where(verified, hit.float() if label else torch.nan, torch.nan)
+    return AcceptResult(lengths, _cut(emitted, lengths), acceptance)
+
+
+def accept_token(group: _Group) -> AcceptResult:
+    """Token-wise rejection sampling (Leviathan et al. 2023): x is accepted iff u < p(x) / q(x); the first rejection
+    draws from (p - q)+, a block accepted to its end from p.
+    """
+    p = probabilities(group.logits, group.rows)
+    px, qx = _on_drafts(group, p)
+    # A cap does not spare the bonus row: it is judged too (as long as something was drafted for it).
+    judged = group.slots <= group.windows[:, None]
+    stop = _leading((group.accept_coins[:, : group.draft.block_size] * qx < px) & judged)
+    ones = torch.ones_like(px)
+    final = _draw_final(group, p, stop, torch.nn.functional.pad(ones, (0, 1)))
+    # stop == w + 1: the draft at the bonus row was accepted, and is the last token to be emitted.
+    last = torch.where(stop > group.windows, group.draft.tokens.gather(1, group.windows[:, None].clamp(
+        max=group.draft.block_size - 1))[:, 0], final)  # fmt: skip
+    overlap, _ = _overlaps(group, p, None)
+    return _commit(group, torch.minimum(stop, group.windows), last, overlap)
+
+
+def accept_block(group: _Group) -> AcceptResult:
+    """Block verification (Sun et al. 2024, Algorithm 2) of the window.
+
+    With s_0 = 1 and s_i = min(s_{i-1} p(x_i) / q(x_i), 1), the block is accepted up to the *last* i for which
+    u_i < h_i, where h_w = s_w and h_i = S_i / (S_i + 1 - s_i) with the residual mass S_i = Σ (s_i p - q)+ at row i.
+    Then a token is drawn from (s_i p - q)+ at row i, or from p if i = w.
+    """
+    p = probabilities(group.logits, group.rows)
+    px, qx = _on_drafts(group, p)
+    ratio = torch.where(qx > 0, px / qx, 0.0)
+    scale = [torch.ones_like(ratio[:, 0])]
+    for k in range(group.draft.block_size):
+        scale.append(torch.clamp(scale[-1] * ratio[:, k], max=1.0))
+    scale = torch.stack(scale, dim=1)  # s_i, [n, k + 1]
+    overlap, scaled_overlap = _overlaps(group, p, scale)
+    mass = (scale[:, 1:-1] - scaled_overlap[:, 1:]).clamp(min=0.0)
+    slack = 1.0 - scale[:, 1:-1]
+    inner = torch.where(mass + slack > 0, mass / (mass + slack), 1.0)  # 0/0: s_i = 1 and p = q, where later ones accept
+    threshold = torch.cat((inner, scale[:, -1:]), dim=1)
+    threshold = torch.where(group.slots + 1 == group.windows[:, None], scale[:, 1:], threshold)
+    passed = (group.accept_coins[:, : group.draft.block_size] < threshold) & (group.slots < group.windows[:, None])
+    stop = torch.where(passed, group.slots + 1, 0).amax(dim=1)
+    residual_scale = torch.where(torch.arange(scale.shape[1], device=p.device) < group.windows[:, None], scale, 0.0)
+    final = _draw_final(group, p, stop, residual_scale)
+    return _commit(group, stop, final, overlap)
+
+
+RULES = {
+    AcceptRule.GREEDY: accept_greedy,
+    AcceptRule.TOKEN: accept_token,
+    AcceptRule.BLOCK: accept_block,
+    AcceptRule.COUPLED: accept_coupled,
+}
+
+
+def _leading(ok: torch.Tensor) -> torch.Tensor:
+    """Number of leading True in each row of bool [n, k]: int64 [n]."""
+    return ok.to(torch.int64).cumprod(dim=1).sum(dim=1)
+
+
+def _cut(tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    column = torch.arange(tokens.shape[1], device=tokens.device)
+    return torch.where(column < lengths[:, None], tokens, 0)
+
+
+def _commit(group: _Group, accepted: torch.Tensor, last: torch.Tensor, overlap: torch.Tensor) -> AcceptResult:
+    """`accepted` drafts and the token `last` after them."""
+    tokens = torch.nn.functional.pad(group.draft.tokens, (0, 1)).scatter(1, accepted[:, None], last[:, None])
+    return AcceptResult(accepted + 1, _cut(tokens, accepted + 1), overlap)
+
+
+def _on_drafts(group: _Group, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """p(x) and q(x) of every drafted token: two float32 [n, k] (past the window p's are meaningless)."""
+    px = p[group.row(group.slots), group.draft.tokens]
+    return px, group.draft.probs.gather(2, group.draft.columns[..., None])[..., 0]
+
+
+def _support(p: torch.Tensor, support: torch.Tensor | None, request: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    """Rows of p [c, V] on the support of (request, slot): [c, C]."""
+    if support is None:
+        return p
+    return p.index_select(1, support) if support.dim() == 1 else p.gather(1, support[request, slot])
+
+
+def _overlaps(group: _Group, p: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Σ min(p, q) and Σ min(s p, q) at every verified slot: float32 [n, k], NaN elsewhere."""
+    inside = group.slots < group.windows[:, None]
+    request, slot = torch.nonzero(inside, as_tuple=True)
+    plain = torch.full(inside.shape, torch.nan, device=p.device)
+    scaled = None if scale is None else torch.zeros(inside.shape, device=p.device)
+    step = max(1, CHUNK_ENTRIES // p.shape[1])
+    for start in range(0, len(request), step):
+        r, s = request[start : start + step], slot[start : start + step]
+        on_support = _support(p[group.first[r] + s], group.draft.support, r, s)
+        q = group.draft.probs[r, s]
+        plain[r, s] = torch.minimum(on_support, q).sum(dim=-1)
+        if scale is not None:
+            scaled[r, s] = torch.minimum(on_support * scale[r, s][:, None], q).sum(dim=-1)
+    return plain, scaled
+
+
+def _draw_final(group: _Group, p: torch.Tensor, stop: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A token from (s p - q)+ at row `stop`, where s = scale[., stop]; from p itself where s = 0. int64 [n].
+
+    A residual without mass cannot be stopped at, except by rounding: then p equals q, and p is drawn from.
+    """
+    block = group.draft.block_size
+    tokens = torch.empty_like(stop)
+    for start in range(0, len(stop), max(1, CHUNK_ENTRIES // p.shape[1])):
+        some = torch.arange(start, min(start + max(1, CHUNK_ENTRIES // p.shape[1]), len(stop)), device=p.device)
+        at = stop[some]
+        target = p[group.first[some] + torch.minimum(at, group.windows[some])]
+        s = scale[some, at.clamp(max=scale.shape[1] - 1)][:, None]
+        slot = at.clamp(max=block - 1)
+        q = torch.where(s > 0, group.draft.probs[some, slot], 0.0)
+        weights = _subtract(torch.where(s > 0, target * s, target), q, group.draft.support, some, slot)
+        empty = weights.sum(dim=-1, keepdim=True) <= 0
+        weights = torch.where(empty, target, weights)
+        tokens[some] = draw(weights, group.final_coins[some, at.clamp(max=block)])
+    return tokens
+
+
+def _subtract(
+    weights: torch.Tensor, q: torch.Tensor, support: torch.Tensor | None, request: torch.Tensor, slot: torch.Tensor
+) -> torch.Tensor:
+    """(weights - q)+ with q [c, C] on its support; weights [c, V] is overwritten."""
+    if support is None:
+        weights -= q
+    elif support.dim() == 1:
+        weights.index_add_(1, support, q, alpha=-1)
+    else:
+        weights.scatter_add_(1, support[request, slot], -q)
+    return weights.clamp_(min=0.0)
+
+
+def _whole(logits: torch.Tensor, batch: RaggedBatch, draft: BlockDraft, rows: SamplingRows, noise: StepNoise) -> _Group:
+    live = logits if logits.is_cuda else logits[: int(batch.qo_indptr[-1])]
+    coins = noise.coins
+    return _Group(
+        logits=live,
+        rows=rows.expand(batch.row_to_request[: live.shape[0]]),
+        request=batch.row_to_request[: live.shape[0]],
+        column=batch.row_to_column[: live.shape[0]],
+        first=batch.qo_indptr[:-1].to(torch.int64),
+        windows=batch.windows,
+        draft=draft,
+        seeds=noise.seeds,
+        positions=noise.positions,
+        accept_coins=None if coins is None else coins.accept,
+        final_coins=None if coins is None else coins.final,
+    )
+
+
+def _part(
+    logits: torch.Tensor,
+    batch: RaggedBatch,
+    draft: BlockDraft,
+    rows: SamplingRows,
+    noise: StepNoise,
+    members: torch.Tensor,
+) -> _Group:
+    """The members' rows, gathered; the row lengths decide the shape, so this reads them back from the device."""
+    windows = batch.windows[members]
+    ends = torch.cumsum(windows + 1, dim=0)
+    starts = ends - windows - 1
+    source = batch.qo_indptr[:-1].to(torch.int64)[members] - starts
+    local = torch.arange(int(ends[-1]), device=logits.device)
+    request = torch.searchsorted(ends, local, right=True)
+    index = local + source[request]
+    coins = noise.coins
+    return _Group(
+        logits=logits.index_select(0, index),
+        rows=rows.expand(batch.row_to_request[index]),
+        request=request,
+        column=local - starts[request],
+        first=starts,
+        windows=windows,
+        draft=draft.select(members),
+        seeds=noise.seeds[members],
+        positions=noise.positions[members],
+        accept_coins=None if coins is None else coins.accept[members],
+        final_coins=None if coins is None else coins.final[members],
+    )

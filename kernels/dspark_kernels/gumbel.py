@@ -1,0 +1,121 @@
+"""Seeded noise over the vocabulary for the `coupled` rule, and the plain seeded sampler built on it.
+
+argmax(log p + g) with g = -log E, E = -log(1 - v) is argmax(p / E): the same choice without a logarithm of p, without
+minus infinities, and without normalising p. v is a hash of (seed, absolute position, token id), so the token that a
+seeded request emits depends on its logits, its seed and the position alone: not on the draft, the window, the
+verify mode or the batch. Source: exponential races / Gumbel-max (Maddison et al. 2014); the coupling is design.md
+section 2; the mixer is the two-multiplication 32-bit finaliser "lowbias32" (public domain, C. Wellons).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from .random import DOMAIN_GUMBEL, MASK32, philox
+
+CHUNK_ROWS = 32  # noise is made for this many rows at a time: the buffer stays small whatever the batch
+MIX = (0x7FEB352D, 0x846CA68B)
+
+
+def mix32_reference(x: int) -> int:
+    """The 32-bit finaliser on Python integers."""
+    x ^= x >> 16
+    x = x * MIX[0] & MASK32
+    x ^= x >> 15
+    x = x * MIX[1] & MASK32
+    return x ^ x >> 16
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 32) if x >= 1 << 31 else x
+
+
+def _mix32_(x: torch.Tensor) -> torch.Tensor:
+    """The finaliser on int32 (wrapping), in place. Arithmetic shifts are masked to be logical ones."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= MIX[0]
+    x ^= (x >> 15) & 0x1FFFF
+    x *= _signed(MIX[1])
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+@lru_cache(maxsize=8)
+def _mixed_ids(vocab: int, device: torch.device) -> torch.Tensor:
+    """mix32(token id + 1) for every token: int32 [V]. The +1 keeps token 0 off the finaliser's fixed point."""
+    return _mix32_(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
+
+
+def noise_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Two int32 keys per row from (seed, absolute position): int32 [N, 2]."""
+    word0, word1, _, _ = philox(seeds, positions, torch.zeros_like(seeds), DOMAIN_GUMBEL)
+    return torch.stack((word0, word1), dim=-1).to(torch.int32)
+
+
+def noise_bits(keys: torch.Tensor, mixed_ids: torch.Tensor) -> torch.Tensor:
+    """31 hash bits per (row, token), int32 [N, V]: mix32(mixed_id ^ key0) ^ key1 without its sign."""
+    bits = mixed_ids ^ keys[:, :1]
+    _mix32_(bits)
+    bits ^= keys[:, 1:]
+    bits &= 0x7FFFFFFF
+    return bits
+
+
+def exponential(bits: torch.Tensor) -> torch.Tensor:
+    """E = -log(1 - v), v = (bits + 1/2) / 2**31, float32, strictly positive, exact in relative terms near 0.
+
+    The winners of a race have a small E, so 1 - v alone (24 bits) will not do; log(1-v)·v/((1-v)-1) repairs it
+    (Kahan's log1p), and torch's own log1p is ten times slower on a CPU.
+    """
+    v = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+    u = 1.0 - v
+    corrected = torch.log(u).mul_(v)
+    u -= 1.0
+    corrected /= u  # 0/0 where v < 2**-25: there E = v to the last bit
+    return torch.where(u == 0.0, v, corrected)
+
+
+def race_reference(weights: list[float], seed: int, position: int, token_ids: list[int]) -> int:
+    """The winning index on Python numbers: argmax of log(weight) + Gumbel(seed, position, token id)."""
+    import math
+
+    from .random import philox_reference
+
+    key = (seed & MASK32, seed >> 32 & MASK32)
+    key0, key1, _, _ = philox_reference(key, (position & MASK32, position >> 32 & MASK32, 0, DOMAIN_GUMBEL))
+    best, winner = -math.inf, 0
+    for index, (weight, token) in enumerate(zip(weights, token_ids, strict=True)):
+        bits = (mix32_reference(mix32_reference(token + 1) ^ key0) ^ key1) & 0x7FFFFFFF
+        gumbel = -math.log(-math.log1p(-(bits + 0.5) / 2**31))
+        if weight > 0 and math.log(weight) + gumbel > best:
+            best, winner = math.log(weight) + gumbel, index
+    return winner
+
+
+def race(
+    weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Winner of the exponential race in each row: argmax(log weight + g(seed, position, token id)).
+
+    Args:
+        weights: float32 [N, C], non-negative, need not be normalised; a zero never wins against a positive weight.
+        seeds, positions: int64 [N]; the position is that of the token being drawn.
+        token_ids: None when column = token id, else int64 [C] or [N, C]: the token id of each column.
+    Returns:
+        int64 [N] winning columns, the first of equals.
+    """
+    count, columns = weights.shape
+    keys = noise_keys(seeds, positions)
+    if token_ids is None:
+        ids = _mixed_ids(columns, weights.device)
+    else:
+        ids = _mix32_((token_ids + 1).to(torch.int32))
+    winners = torch.empty(count, dtype=torch.int64, device=weights.device)
+    for start in range(0, count, CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        row_ids = ids[rows] if ids.dim() == 2 else ids
+        scores = weights[rows] / exponential(noise_bits(keys[rows], row_ids))
+        torch.argmax(scores, dim=-1, out=winners[rows])
+    return winners

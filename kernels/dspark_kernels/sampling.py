@@ -1,0 +1,298 @@
+"""One law for the target's p and the draft's q: temperature, then top-k, top-p and min-p, jointly, as SGLang does.
+
+In SGLang's torch sampler the filters all look at the softmax of logits / temperature, sorted in descending order:
+a token survives if its rank is below top_k, if the mass *before* it is at most top_p, and if its probability is at
+least min_p times the largest. What survives is renormalised. SGLang leaves the order of equal probabilities to the
+sort; here the smaller token id comes first, so the law is a function of the logits alone.
+
+Stated behaviour at the edges:
+* a NaN logit is a masked token (-inf); +inf is the largest finite float32, so several +inf share the row;
+* a row without any unmasked token is one-hot at token 0 (what argmax gives; SGLang would draw from a uniform row);
+* temperature 0 (SGLang writes it as top_k == 1) is one-hot at the first argmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .backend import use_triton
+
+TOP_K_ALL = 1 << 30  # SGLang's "no top-k"
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """Sampling parameters of R rows, on the device, with what the host must know to choose a path without a sync.
+
+    Build it with `of` (from host lists) once per change of the batch; `expand` maps requests to ragged rows.
+
+    Fields:
+        temperature, top_p, min_p: float32 [R]; top_k: int64 [R]; greedy: bool [R] (temperature 0 or top_k 1).
+        all_greedy, any_greedy, any_temperature, any_filter: host booleans. They may be true without need, never
+        false against the tensors. any_filter speaks of rows that are not greedy.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    greedy: torch.Tensor
+    all_greedy: bool
+    any_greedy: bool
+    any_temperature: bool
+    any_filter: bool
+
+    def __post_init__(self):
+        shape = self.temperature.shape
+        if len(shape) != 1 or any(t.shape != shape for t in (self.top_k, self.top_p, self.min_p, self.greedy)):
+            raise ValueError("sampling parameters must be 1-D tensors of one length")
+        if self.all_greedy and self.any_filter:
+            raise ValueError("a batch of greedy rows has nothing to filter")
+
+    def __len__(self) -> int:
+        return self.temperature.shape[0]
+
+    @classmethod
+    def of(
+        cls,
+        temperature: Sequence[float],
+        top_k: Sequence[int] | None = None,
+        top_p: Sequence[float] | None = None,
+        min_p: Sequence[float] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> SamplingRows:
+        """From host numbers, one per request. None, top_k <= 0 and top_p >= 1 mean "no such filter".
+
+        Raises:
+            ValueError: a negative or non-finite temperature, top_p <= 0, or min_p outside [0, 1].
+        """
+        n = len(temperature)
+        t = torch.tensor(temperature, dtype=torch.float32)
+        k = torch.tensor([TOP_K_ALL] * n if top_k is None else top_k, dtype=torch.int64)
+        p = torch.tensor([1.0] * n if top_p is None else top_p, dtype=torch.float32)
+        m = torch.tensor([0.0] * n if min_p is None else min_p, dtype=torch.float32)
+        if not (torch.isfinite(t).all() and (t >= 0).all()):
+            raise ValueError(f"temperature must be finite and not negative: {list(temperature)}")
+        if not ((p > 0).all() and (m >= 0).all() and (m <= 1).all()):
+            raise ValueError("top_p must be above 0 and min_p within [0, 1]")
+        k = torch.where(k <= 0, TOP_K_ALL, k)
+        greedy = (t < 1e-6) | (k == 1)
+        t = torch.where(greedy, 1.0, t)
+        filtered = ~greedy & ((k < TOP_K_ALL) | (p < 1) | (m > 0))
+        return cls(
+            *(x.to(device, non_blocking=True) for x in (t, k, p, m, greedy)),
+            all_greedy=bool(greedy.all()),
+            any_greedy=bool(greedy.any()),
+            any_temperature=bool((t != 1).any()),
+            any_filter=bool(filtered.any()),
+        )
+
+    def expand(self, rows: torch.Tensor) -> SamplingRows:
+        """The parameters of `rows` (int64 [M], request of each row). Host booleans stay those of the batch."""
+        names = ("temperature", "top_k", "top_p", "min_p", "greedy")
+        picked = {name: getattr(self, name).index_select(0, rows) for name in names}
+        return SamplingRows(
+            **picked,
+            all_greedy=self.all_greedy,
+            any_greedy=self.any_greedy,
+            any_temperature=self.any_temperature,
+            any_filter=self.any_filter,
+        )
+
+    def all_sampled(self) -> SamplingRows:
+        """The same rows, known to hold no greedy one (a caller that has split the batch by rule)."""
+        return SamplingRows(
+            self.temperature, self.top_k, self.top_p, self.min_p, self.greedy,
+            all_greedy=False, any_greedy=False, any_temperature=self.any_temperature, any_filter=self.any_filter,
+        )  # fmt: skip
+
+
+def probabilities_reference(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list:
+    """The law of one row on Python floats, in the order of the module's docstring."""
+    import math
+
+    logits = [-math.inf if math.isnan(x) else min(x, torch.finfo(torch.float32).max) for x in logits]
+    best = max(range(len(logits)), key=lambda i: (logits[i], -i))
+    if temperature < 1e-6 or top_k == 1 or logits[best] == -math.inf:
+        return [float(i == best) for i in range(len(logits))]
+    weights = [math.exp((x - logits[best]) / temperature) for x in logits]
+    softmax = [w / sum(weights) for w in weights]
+    kept, mass, law = 0, 0.0, [0.0] * len(logits)
+    for token in sorted(range(len(logits)), key=lambda i: (-softmax[i], i)):
+        top_k_keeps = top_k <= 0 or kept < top_k
+        if top_k_keeps and (top_p >= 1 or mass <= top_p) and softmax[token] >= min_p * softmax[best]:
+            law[token] = softmax[token]
+        kept, mass = kept + 1, mass + softmax[token]
+    return [x / sum(law) for x in law]
+
+
+def probabilities(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """The law each row is sampled from.
+
+    Args:
+        logits: [N, V], any float dtype; penalties and grammar masks (-inf) already applied. Not modified.
+        rows: N rows of parameters.
+    Returns:
+        float32 [N, V], each row summing to 1 within rounding; greedy rows are one-hot.
+    """
+    return _law(logits, rows, normalise=True)
+
+
+def filtered_weights(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """As `probabilities`, without renormalising what the filters kept: float32 [N, V].
+
+    Bit for bit a function of the row alone (a masked sum may round differently in another batch), which is what the
+    seeded sampler needs; its argmax does not care for a common factor.
+    """
+    return _law(logits, rows, normalise=False)
+
+
+def _law(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> torch.Tensor:
+    if logits.dim() != 2 or logits.shape[0] != len(rows):
+        raise ValueError(f"logits {tuple(logits.shape)} do not match {len(rows)} rows of sampling parameters")
+    if rows.all_greedy:
+        return one_hot(first_argmax(logits), logits.shape[1])
+    if use_triton(logits):
+        from .sampling_triton import law_triton
+
+        return law_triton(logits, rows, normalise)
+    return _law_torch(logits, rows, normalise)
+
+
+def _law_torch(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> torch.Tensor:
+    scaled = logits.to(torch.float32)
+    if rows.any_temperature:
+        scaled = scaled / rows.temperature[:, None]
+    p = torch.softmax(scaled, dim=-1)
+    # A NaN or +inf logit, or a row of -inf, makes the whole row of its softmax NaN: one column tells.
+    broken = torch.nonzero(p[:, 0].isnan()).flatten()
+    if broken.numel():
+        p[broken] = _careful_softmax(logits[broken], rows.temperature[broken])
+    if rows.any_filter:
+        filtered = ~rows.greedy & ((rows.top_k < TOP_K_ALL) | (rows.top_p < 1) | (rows.min_p > 0))
+        index = torch.nonzero(filtered).flatten()
+        everything = index.numel() == p.shape[0]
+        kept = _filter(p if everything else p[index], rows.top_k[index], rows.top_p[index], rows.min_p[index])
+        if normalise:
+            kept /= kept.sum(dim=-1, keepdim=True)
+        if everything:
+            p = kept
+        else:
+            p[index] = kept
+    if rows.any_greedy:
+        index = torch.nonzero(rows.greedy).flatten()
+        p[index] = one_hot(first_argmax(logits[index]), p.shape[1])
+    return p
+
+
+def _careful_softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Softmax of rows with NaN (masked), +inf (largest float) or no finite logit (one-hot at token 0)."""
+    largest = torch.finfo(torch.float32).max
+    x = torch.nan_to_num(logits.to(torch.float32), nan=-torch.inf, posinf=largest, neginf=-torch.inf)
+    top = x.amax(dim=-1, keepdim=True)
+    x = torch.where((top == -torch.inf) & (torch.arange(x.shape[1], device=x.device) == 0), 0.0, x)
+    # Subtract before dividing: the largest float divided by a temperature below 1 would be inf again.
+    return torch.softmax((x - x.amax(dim=-1, keepdim=True)) / temperature[:, None], dim=-1)
+
+
+def _filter(p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Zero in [n, V] what top-k, top-p and min-p remove; sorts only the candidates that can survive."""
+    keep_all_mass = top_p >= 1
+    if not bool((keep_all_mass & (top_k >= p.shape[1])).all()):
+        values = torch.topk(p, _candidates(p, top_k, top_p), dim=-1).values
+        rank = torch.arange(values.shape[1], device=p.device)
+        before = values.cumsum(dim=-1) - values
+        kept = (rank < top_k[:, None]) & ((before <= top_p[:, None]) | keep_all_mass[:, None])
+        threshold = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)
+        ties = (kept & (values == threshold)).sum(dim=-1, keepdim=True)
+        p = torch.where(_at_least(p, threshold, ties), p, 0.0)
+    floor = p.amax(dim=-1, keepdim=True) * min_p[:, None]
+    return torch.where(p >= floor, p, 0.0)
+
+
+def _at_least(p: torch.Tensor, threshold: torch.Tensor, ties: torch.Tensor) -> torch.Tensor:
+    """p > threshold, and the first `ties` tokens that equal it: bool [n, V]."""
+    equal = p == threshold
+    if bool((equal.sum(dim=-1, keepdim=True) > ties).any()):
+        equal &= equal.cumsum(dim=-1) <= ties
+    return (p > threshold) | equal
+
+
+def _candidates(p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> int:
+    """How many leading tokens hold everything that top-k and top-p can keep in any of these rows.
+
+    Tokens below a floor f can be left out if those above it hold more than top_p. Starting from f = (1 - top_p) / V,
+    which always qualifies, f is bisected upwards in the logarithm; the margins cover float32 sums.
+    """
+    low = ((1.0 - top_p).clamp(min=0.0) / (2.0 * p.shape[1])).clamp_(min=1e-30).log2()
+    high = p.amax(dim=-1).log2()
+    for _ in range(6):
+        middle = (low + high) / 2
+        mass = torch.where(p >= middle.exp2()[:, None], p, 0.0).sum(dim=-1)
+        enough = (mass > top_p + 1e-4) & (top_p < 1)
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    inside = (p >= low.exp2()[:, None]).sum(dim=-1)
+    inside = torch.where(top_p < 1, inside, p.shape[1])
+    return max(1, int(torch.minimum(inside, top_k).max()))
+
+
+def first_argmax(logits: torch.Tensor) -> torch.Tensor:
+    """Index of the first maximum along the last axis, a NaN being the smallest: int64 [...]."""
+    best = torch.argmax(logits.to(torch.float32), dim=-1)
+    broken = logits.gather(-1, best[..., None]).squeeze(-1).isnan()  # torch takes a NaN for the maximum
+    if logits.is_cuda or bool(broken.any()):
+        best = torch.argmax(torch.nan_to_num(logits.to(torch.float32), nan=-torch.inf, posinf=torch.inf), dim=-1)
+    return best
+
+
+def one_hot(tokens: torch.Tensor, vocab: int) -> torch.Tensor:
+    """float32 [N, V] with a one at each row's token."""
+    return torch.zeros(tokens.shape[0], vocab, device=tokens.device).scatter_(1, tokens[:, None], 1.0)
+
+
+def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """One token per row by inverse CDF with one uniform: bit for bit the law that `weights` records.
+
+    Args:
+        weights: float32 [N, C], non-negative, at least one positive per row; need not be normalised.
+        uniforms: float64 [N] in [0, 1).
+    Returns:
+        int64 [N] columns; never one whose weight is zero.
+    """
+    if use_triton(weights):
+        from .sampling_triton import draw_triton
+
+        return draw_triton(weights, uniforms)
+    cumulative = torch.cumsum(weights, dim=-1, dtype=torch.float64)
+    target = uniforms[:, None] * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, target, right=True)
+    # The first column above the target has a positive weight; only a product rounded up to the total passes the end.
+    return torch.minimum(drawn, last_positive(weights) if bool((drawn == weights.shape[1]).any()) else drawn)[:, 0]
+
+
+def last_positive(weights: torch.Tensor) -> torch.Tensor:
+    """Column of the last positive weight in each row: int64 [N, 1]."""
+    return weights.shape[1] - 1 - (weights.flip(-1) > 0).to(torch.int8).argmax(dim=-1, keepdim=True)
+
+
+def seeded_sample(
+    logits: torch.Tensor, rows: SamplingRows, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """The plain seeded sampler: argmax(log p + g(seed, position, token id)), p after the filters.
+
+    The law that seeded requests have everywhere: prefill, plain decoding, and the `coupled` rule's verification.
+
+    Args:
+        logits: [N, V]; rows: N parameters (greedy rows give their argmax).
+        seeds: int64 [N]; positions: int64 [N], absolute position of the token that is drawn.
+    Returns:
+        int64 [N] token ids.
+    """
+    from .gumbel import race
+
+    if rows.all_greedy:
+        return first_argmax(logits)
+    return race(filtered_weights(logits, rows), seeds, positions)
