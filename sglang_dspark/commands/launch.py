@@ -91,7 +91,9 @@ def run_detokenizer(failure: str, *args, **kwargs) -> None:
 
 
 def _run_child(failure: str, process: Callable, args: tuple, kwargs: dict) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    # Ctrl-C and many supervisors signal the whole process group; the parent decides what that means, and stops us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     note = FailureNote(Path(failure))
     for name in _CHILD_LOGGERS:
         logging.getLogger(name).addHandler(note)

@@ -11,6 +11,8 @@ import errno
 import json
 import re
 import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +108,7 @@ def plan_start(argv: Sequence[str]) -> Plan:
     if args.model_path is None:
         argv += demo_arguments(args, speculates)
     elif speculates and args.speculative_draft_model_path is None:
+        local_model(args.model_path, "--model-path", args.revision)  # the first mistake first
         raise PreflightError(
             f"{args.model_path} needs a draft: pass --speculative-draft-model-path FOLDER_OR_REPOSITORY, or --verify-mode "
             "off to serve it without one, or make a draft with `sglang-dspark train-draft`"
@@ -119,23 +122,23 @@ def demo_arguments(args: argparse.Namespace, speculates: bool) -> list[str]:
     """The flags that serve the demo pair, which is fetched first where it is missing."""
     from sglang_dspark.demo.target import demo_draft_path, ensure_demo_target
 
-    extra = ["--model-path", str(ensure_demo_target())]
+    extra = [] if args.served_model_name else ["--served-model-name", DEMO_NAME]
     if speculates and args.speculative_draft_model_path is None:
         extra += ["--speculative-draft-model-path", str(demo_draft_path())]
-    if args.served_model_name is None:
-        extra += ["--served-model-name", DEMO_NAME]
-    return extra
+    return [*extra, "--model-path", str(ensure_demo_target())]
 
 
 def check_port(host: str, port: int) -> None:
     """Raise PreflightError where nobody could listen on `host`:`port` now."""
+    if not 1 <= port <= 65535:
+        raise PreflightError(f"--port {port}: a port is a number from 1 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT is no obstacle
             probe.bind(address)
-    except (OSError, OverflowError) as error:
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             raise PreflightError(f"port {port} on {host} is in use: stop what listens there, or pass --port N") from error
         raise PreflightError(f"cannot listen on {host}:{port} ({error}): change --host or --port") from error
 
@@ -177,14 +180,30 @@ def local_model(path: str, flag: str, revision: str | None) -> Path | None:
         return None
     if not _REPOSITORY.fullmatch(path):
         raise PreflightError(f"{flag} {path}: no such folder, and not the name of a repository (owner/name)")
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
+    if not isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str) and (why := unreachable()):
+        raise PreflightError(f"{flag} {path}: no such folder, and {why}")
     try:
         file = hf_hub_download(path, "config.json", revision=revision, etag_timeout=10)
     except Exception as error:  # many kinds: not found, gated, offline, no such file; each says so in its first line
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PreflightError(f"{flag} {path}: no such folder, and not fetched from Hugging Face ({reason})") from error
     return Path(file).parent if any(Path(file).parent.glob("*.safetensors")) else None
+
+
+def unreachable() -> str | None:
+    """Why Hugging Face cannot be asked, or None: its own client would retry for half a minute before saying so."""
+    from huggingface_hub import constants
+
+    host = urllib.parse.urlsplit(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+        return None  # the client answers offline at once; a proxy resolves names for us
+    try:
+        socket.create_connection((host.hostname, host.port or (443 if host.scheme == "https" else 80)), timeout=10).close()
+    except OSError as error:
+        return f"{host.hostname} cannot be reached to fetch it ({error})"
+    return None
 
 
 def read_config(folder: Path, flag: str) -> dict:
@@ -200,7 +219,20 @@ def read_config(folder: Path, flag: str) -> dict:
         raise PreflightError(f"{flag} {folder}: its config.json names no `architectures`")
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
         raise PreflightError(f"{flag} {folder}: it has no weights ({', '.join(_WEIGHTS)})")
+    check_weight_files(folder, flag)
     return config
+
+
+def check_weight_files(folder: Path, flag: str) -> None:
+    """Raise PreflightError for a safetensors file that is cut short or damaged (reads the headers only)."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise PreflightError(f"{flag} {folder}: {file.name} is damaged ({error}): fetch it again") from error
 
 
 def check_memory(args: argparse.Namespace, folders: Sequence[Path], config: dict) -> None:
