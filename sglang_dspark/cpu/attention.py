@@ -6,7 +6,13 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_dspark.cpu.kernel import attention_kernel
+from sglang_dspark.cpu.paged import PagedAttention
 from sglang_dspark.cpu.plan import AttentionPlan, is_causal, plan_forward
+
+# Above this many rows one request's product is large enough that torch's fused attention, which multiplies in bfloat16
+# and needs a gather, beats the compiled kernel (benchmarks/results/cpu_overhead.md).
+LONG_ROWS = 32
 
 
 class CpuAttentionBackend(AttentionBackend):
@@ -18,10 +24,16 @@ class CpuAttentionBackend(AttentionBackend):
         super().__init__()
         self.pool = runner.token_to_kv_pool
         self.req_to_token = runner.req_to_token_pool.req_to_token
-        self.plan: AttentionPlan | None = None
+        self.paged = PagedAttention(self.req_to_token)
+        attention_kernel(self.pool.dtype, self.pool.head_dim)  # compiled now, not at the first request
 
     def init_forward_metadata(self, forward_batch) -> None:
-        self.plan = None if forward_batch.forward_mode.is_idle() else plan_forward(forward_batch)
+        if forward_batch.forward_mode.is_idle():
+            return
+        plan = plan_forward(forward_batch)
+        long = plan.rows > LONG_ROWS
+        self.short_plan, self.long_plan = plan.only(~long), plan.only(long)
+        self.paged.set_plan(self.short_plan)
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
@@ -32,12 +44,16 @@ class CpuAttentionBackend(AttentionBackend):
     def _forward(self, q, k, v, layer, forward_batch, save_kv_cache):
         if save_kv_cache and k is not None:
             self.pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
-        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        heads, head_dim = layer.tp_q_head_num, layer.qk_head_dim
+        q = q.view(-1, heads, head_dim)
+        out = torch.empty(q.shape, dtype=q.dtype)
         keys, values = self.pool.get_kv_buffer(layer.layer_id)
-        out = attend_per_request(
-            q, keys, values, self.req_to_token, self.plan, layer.scaling, is_causal(layer, forward_batch)
-        )
-        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+        causal = is_causal(layer, forward_batch)
+        if len(self.short_plan.rows):
+            self.paged(q, keys, values, layer.scaling, causal, out)
+        if len(self.long_plan.rows):
+            attend_per_request(q, keys, values, self.req_to_token, self.long_plan, layer.scaling, causal, out)
+        return out.view(-1, heads * head_dim)
 
     def support_triton(self) -> bool:
         return False
@@ -51,29 +67,23 @@ def attend_per_request(
     plan: AttentionPlan,
     scale: float,
     causal: bool,
-) -> torch.Tensor:
-    """Attention as one gather and one product per request: the plain reference, and the path of long prompts.
+    out: torch.Tensor,
+) -> None:
+    """Attention as one gather and one fused product per request: the path of long prompts.
 
     Args:
         q: ``[rows, heads, head size]``; key_pool, value_pool: ``[slots, kv heads, head size]``.
         req_to_token: slots by request and position; scale: of the logits.
         causal: row i of n sees the keys up to its own; else every row sees all keys of its request.
-
-    Returns:
-        ``[rows, heads, head size]``.
+        out: ``[rows, heads, head size]``; the planned requests' rows are written.
     """
-    out = torch.empty(q.shape[0], q.shape[1], value_pool.shape[2], dtype=q.dtype)
-    first = plan.first_row
-    for r, (rows, keys, pool_row) in enumerate(zip(plan.rows, plan.keys, plan.pool_rows)):
+    group = q.shape[1] // key_pool.shape[1]
+    for rows, keys, pool_row, first in zip(plan.rows, plan.keys, plan.pool_rows, plan.first_row):
         slots = req_to_token[pool_row, :keys]
-        query = q[first[r] : first[r] + rows].transpose(0, 1)[None]
-        key = key_pool[slots].transpose(0, 1)[None]
-        value = value_pool[slots].transpose(0, 1)[None]
-        mask = None
-        if causal and 1 < rows < keys:
-            mask = torch.ones(rows, keys, dtype=torch.bool).tril_(int(keys - rows))
-        out[first[r] : first[r] + rows] = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=bool(causal and rows == keys), scale=scale,
-            enable_gqa=q.shape[1] != key_pool.shape[1],
+        # torch's grouped attention (enable_gqa) is several times slower than repeating the few heads
+        key, value = (pool[slots].transpose(0, 1).repeat_interleave(group, 0)[None] for pool in (key_pool, value_pool))
+        mask = torch.ones(rows, keys, dtype=torch.bool).tril_(int(keys - rows)) if causal and rows < keys else None
+        out[first : first + rows] = scaled_dot_product_attention(
+            q[first : first + rows].transpose(0, 1)[None], key, value, attn_mask=mask,
+            is_causal=bool(causal and rows == keys), scale=scale,
         )[0].transpose(0, 1)  # fmt: skip
-    return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 
 @dataclass(frozen=True)
@@ -16,15 +15,23 @@ class AttentionPlan:
         rows: query rows per request, int64 ``[R]``; all >= 1.
         keys: key length per request, the request's own rows included, int64 ``[R]``; ``keys >= rows``.
         pool_rows: each request's row of ``req_to_token``, int64 ``[R]``.
+        first_row: the index of each request's first row in the batch, int64 ``[R]``.
     """
 
     rows: np.ndarray
     keys: np.ndarray
     pool_rows: np.ndarray
+    first_row: np.ndarray
+
+    @classmethod
+    def of(cls, rows, keys, pool_rows) -> AttentionPlan:
+        """The plan of requests whose rows follow one another in the batch."""
+        rows, keys, pool_rows = (np.ascontiguousarray(x, dtype=np.int64) for x in (rows, keys, pool_rows))
+        return cls(rows, keys, pool_rows, np.cumsum(rows) - rows)
 
     def __post_init__(self) -> None:
-        if not (self.rows.shape == self.keys.shape == self.pool_rows.shape):
-            raise ValueError(f"shapes differ: {self.rows.shape}, {self.keys.shape}, {self.pool_rows.shape}")
+        if not (self.rows.shape == self.keys.shape == self.pool_rows.shape == self.first_row.shape):
+            raise ValueError("rows, keys, pool_rows and first_row must have one entry per request")
         if self.rows.size and (self.rows.min() < 1 or (self.keys < self.rows).any()):
             raise ValueError(f"every request needs rows >= 1 and keys >= rows; rows {self.rows}, keys {self.keys}")
 
@@ -32,10 +39,9 @@ class AttentionPlan:
     def total_rows(self) -> int:
         return int(self.rows.sum())
 
-    @property
-    def first_row(self) -> np.ndarray:
-        """The index of each request's first row, and the total at the end: int64 ``[R+1]``."""
-        return np.concatenate(([0], np.cumsum(self.rows)))
+    def only(self, chosen: np.ndarray) -> AttentionPlan:
+        """The plan of the chosen requests, bool ``[R]``; their rows stay where they are in the batch."""
+        return AttentionPlan(self.rows[chosen], self.keys[chosen], self.pool_rows[chosen], self.first_row[chosen])
 
 
 def plan_forward(forward_batch) -> AttentionPlan:
@@ -56,7 +62,7 @@ def plan_forward(forward_batch) -> AttentionPlan:
         keys = keys + rows
     else:
         rows = np.asarray(forward_batch.extend_seq_lens_cpu, dtype=np.int64)
-    plan = AttentionPlan(rows, keys, forward_batch.req_pool_indices.numpy().astype(np.int64))
+    plan = AttentionPlan.of(rows, keys, forward_batch.req_pool_indices.numpy())
     tokens = forward_batch.input_ids if forward_batch.input_ids is not None else forward_batch.positions
     if tokens is not None and plan.total_rows != len(tokens):
         raise ValueError(f"the batch has {len(tokens)} tokens but its requests have {plan.rows.tolist()} rows")
@@ -83,11 +89,3 @@ def is_causal(layer, forward_batch) -> bool:
     if layer.attn_type == AttentionType.ENCODER_ONLY:
         return False
     return getattr(forward_batch.spec_info, "causal", True)
-
-
-def padded_slots(req_to_token: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-    """The slots of every request's keys, padded with slot 0 to the longest: int64 ``[R, T]``."""
-    longest = int(plan.keys.max())
-    slots = req_to_token[torch.from_numpy(plan.pool_rows), :longest].long()
-    valid = torch.arange(longest) < torch.from_numpy(plan.keys)[:, None]
-    return slots.masked_fill_(~valid, 0)
