@@ -138,11 +138,14 @@ def _candidates(
     else:
         position = np.arange(length)
         forced = position < low[:, None]
-        base, floor = float(values[forced].sum(dtype=np.float64)), int(np.count_nonzero(forced))
+        certain = values[forced]
+        if certain.size and not (0.0 <= certain.min() and certain.max() <= 1.0):
+            raise ValueError("survival must lie in [0, 1] and hold no NaN")
+        base, floor = float(certain.sum(dtype=np.float64)), certain.size
         chosen = values[~forced & (position < high[:, None])]
     ladder = np.sort(chosen)[::-1]
-    # Sorted, NaN comes last; so three comparisons check every entry.
-    if np.isnan(base) or (len(ladder) and not (0.0 <= ladder[-1] and ladder[0] <= 1.0)):
+    # Sorted, NaN comes last; so two comparisons check every entry.
+    if len(ladder) and not (0.0 <= ladder[-1] and ladder[0] <= 1.0):
         raise ValueError("survival must lie in [0, 1] and hold no NaN")
     return base, floor, ladder
 

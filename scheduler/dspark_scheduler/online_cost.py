@@ -20,10 +20,11 @@ class OnlineCostModel:
     fade with `memory`, and it is solved anew every `refit_every` steps. Two more ideas make it hold up in service:
 
     * *Anchor.* What the recent steps do not touch (other loads) follows the prior times the ratio by which the recent
-      steps differ from the prior: a machine that has become slower is slower everywhere.
-    * *Robust weights.* A step whose logarithmic error exceeds `HUBER` times the typical one weighs less by the square
-      of that excess. The typical error is itself a slow average in which one step moves little, so one stall is
-      ignored while a lasting change is believed after some tens of steps.
+      steps differ from the prior: a machine that has become slower is slower everywhere. Target and draft have a
+      ratio each.
+    * *Robust weights.* A step whose logarithmic error exceeds `HUBER` times the typical one is cut back to that limit
+      and weighs less by the square of the excess. The typical error is itself a slow average in which one step moves
+      little, so one stall is ignored while a lasting change is believed after some tens of steps.
 
     Args:
         prior: measured at start-up; its knots, tiers and context term are kept.
@@ -47,18 +48,21 @@ class OnlineCostModel:
         self._fade = float(np.exp(-1.0 / memory))
         self._anchor = anchor
         self._refit_every = refit_every
-        self._typical = noise
         size = len(self._prior)
+        draft_size = len(self._basis.draft_knots)  # one for drafting at all, one per interval
+        self._is_draft = (np.arange(size) >= size - draft_size).astype(np.int64)
         self._gram, self._moment = np.zeros((size, size)), np.zeros(size)
-        self._ratio_sums = np.array([1.0, 1.0]) * anchor  # Σ w·(observed/prior), Σ w: the prior counts as seen once
+        # For target and draft: typical |log error|, and Σ w·(observed / prior), Σ w. The prior counts as seen once.
+        self._typical = [noise, noise]
+        self._ratio_sums = np.full((2, 2), float(anchor))
         self._pending: list[tuple[float, float, float, float, float]] = []
         self.model = prior
         self.observations = 0
 
     @property
     def typical_error(self) -> float:
-        """Typical |log(observed/predicted)| of recent steps."""
-        return self._typical
+        """Typical |log(observed / predicted)| of recent steps."""
+        return self._typical[0]
 
     def step_seconds(self, requests, tokens, context=0):
         """As `AdditiveCostModel.step_seconds`, with what was learned so far."""
@@ -101,44 +105,44 @@ class OnlineCostModel:
 
     def _absorb(self) -> None:
         """Fold the pending steps into the normal equations, oldest first."""
-        columns = np.array(self._pending, np.float64).T
+        columns = np.array(self._pending, np.float64)
         self._pending.clear()
-        rows = self._basis.rows(*columns[:4])
-        seconds = columns[4]
+        rows = self._basis.rows(*columns.T[:4])
         prior = rows @ self._prior
         known = prior > 0  # a draft-only row says nothing if the prior has no draft term
-        rows, seconds, prior = rows[known], seconds[known], prior[known]
-        predicted = np.maximum(rows @ self._coefficients(), 1e-12)
-        weights = self._robust_weights(np.log(seconds / predicted))
-        fading = self._fade ** np.arange(len(weights) - 1, -1, -1)
-        scaled = rows / prior[:, None]
+        columns, rows, prior = columns[known], rows[known], prior[known]
+        _, tokens, _, slots, seconds = columns.T
+        predicted = np.maximum(rows @ self._basis.coefficients(self.model), 1e-12)
+        errors, weights = self._tame(np.log(seconds / predicted), (tokens == 0).astype(np.int64))
+        ratio = predicted * np.exp(errors) / prior
         past = self._fade ** len(weights)
-        weights = weights * fading
+        weights = weights * self._fade ** np.arange(len(weights) - 1, -1, -1)
+        scaled = rows / prior[:, None]
         self._gram = self._gram * past + (scaled * weights[:, None]).T @ scaled
-        ratio = seconds / prior
         self._moment = self._moment * past + scaled.T @ (weights * ratio)
-        self._ratio_sums = self._ratio_sums * past + [weights @ ratio, weights.sum()]
+        self._ratio_sums *= past
+        for part, touched in enumerate((tokens > 0, slots > 0)):
+            share = weights * touched
+            self._ratio_sums[part] += share @ ratio, share.sum()
 
-    def _robust_weights(self, errors: np.ndarray) -> np.ndarray:
-        weights = np.empty(len(errors))
-        for i, error in enumerate(np.abs(errors).tolist()):
-            excess = error / (HUBER * self._typical)
-            weights[i] = 1.0 if excess <= 1.0 else excess**-2
+    def _tame(self, errors: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Errors cut back and weights, updating the typical error of each part as the steps go by."""
+        weights, tamed = np.ones(len(errors)), errors.copy()
+        for i, (error, part) in enumerate(zip(errors.tolist(), parts.tolist())):
+            size, limit = abs(error), HUBER * self._typical[part]
+            if size > limit:
+                weights[i], tamed[i] = (limit / size) ** 2, limit if error > 0 else -limit
             # The mean of |error| is 0.8 of a normal deviation; what one step may add is capped.
-            self._typical += (min(error / 0.8, 2 * HUBER * self._typical) - self._typical) / TAU
-            self._typical = max(self._typical, 0.01)
-        return weights
-
-    def _coefficients(self) -> np.ndarray:
-        return self._basis.coefficients(self.model)
+            self._typical[part] += (min(size / 0.8, 2 * limit) - self._typical[part]) / TAU
+            self._typical[part] = max(self._typical[part], 0.01)
+        return tamed, weights
 
     def _solve(self) -> None:
         """β >= 0 that minimises the faded squared relative errors plus the pull of the anchor."""
-        ratio = self._ratio_sums[0] / self._ratio_sums[1]
-        center = ratio * self._prior
+        center = self._prior * (self._ratio_sums[:, 0] / self._ratio_sums[:, 1])[self._is_draft]
         # Each coefficient is pulled in units of its own size; one that the prior holds near zero, in units that make
         # up a twentieth of the steps seen, so that it can still grow.
-        typical_share = np.sqrt(np.diag(self._gram) / self._ratio_sums[1])
+        typical_share = np.sqrt(np.diag(self._gram) / self._ratio_sums[:, 1].max())
         unit = np.maximum(center, 0.05 / np.where(typical_share > 0, typical_share, np.inf))
         unit[unit == 0] = 1.0
         system = self._gram * unit[:, None] * unit + self._anchor * np.eye(len(unit))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def decode(world: World, policy: str, rule: str, count: int, planner_of=new_plan
                 block = drafts[:window]  # the row after the window is drawn from the target
                 p = [world.target(0, (*text, *block[:i])) for i in range(window + 1)]
                 q = [world.draft(0, text, block[:i]) for i in range(window)]
-                for (result, _), more in outcomes(lambda c: emit("compact", rule, p, q, block, window, c)).items():
+                for (result, _), more in outcomes(partial(emit, "compact", rule, p, q, block, window)).items():
                     after = (*text, *result.tokens)
                     if len(after) >= count:
                         done[(after[:count],)] += chance * weight * more

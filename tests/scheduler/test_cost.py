@@ -1,0 +1,163 @@
+"""Cost models: tiers read upward, extrapolation, monotone fits, files that refuse the wrong machine, and live learning.
+
+Bug classes: the probe below instead of the tier above, a fit that falls, a table used on another GPU, an online model that
+a stall poisons or that never believes a lasting change. Strength: planted truths with the noise the issue states (15 %,
+2 % tenfold outliers), several seeds; Hypothesis for monotonicity under nonsense.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspark_scheduler import AdditiveCostModel, Fingerprint, FingerprintMismatch, OnlineCostModel, fit_cost_model
+
+# This CPU (facts): rows -> ms of one forward of SmolLM2-135M in bf16.
+ROWS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192]
+SECONDS = np.maximum.accumulate([35, 34, 38, 40, 41, 47, 49, 57, 63, 81, 95, 122, 147, 203]) / 1000
+
+
+def cpu(scale: float = 1.0, alpha: float = 0.5e-3) -> AdditiveCostModel:
+    return AdditiveCostModel(2e-3, ([1, 32], [0.0, 31 * alpha]), (ROWS, SECONDS * scale), (), 1e-7,
+                             ([5, 20, 40, 80], [2.1e-3, 3.2e-3, 4.8e-3, 7.5e-3]))
+
+
+def test_tokens_are_rounded_up_to_the_tier_that_runs():
+    model = AdditiveCostModel(1.0, ([1], [0.0]), ([8, 16, 32], [1.0, 2.0, 4.0]), tiers=(8, 16, 32))
+    assert model.step_seconds(1, np.array([1, 8, 9, 16, 17, 32])).tolist() == [2.0, 2.0, 3.0, 3.0, 5.0, 5.0]
+    assert model.padded(np.array([1, 9, 33])).tolist() == [8, 16, 33]
+    assert model.step_seconds(1, 40) == pytest.approx(1 + 4 + 8 * 2 / 16)  # above the last tier: itself, last slope
+    assert float(model.step_seconds(1, 5000)) == pytest.approx(1 + 4 + (5000 - 32) * 2 / 16)  # beyond the dense table
+
+
+def test_arrays_broadcast_and_terms_add():
+    model = AdditiveCostModel(1.0, ([1, 3], [0.0, 2.0]), ([1, 2], [0.0, 10.0]), context=0.5, draft=([2, 4], [3.0, 5.0]))
+    got = model.step_seconds(np.array([[1], [2], [5]]), np.array([1, 2]), 2)
+    assert got.tolist() == [[2.0, 12.0], [3.0, 13.0], [6.0, 16.0]]
+    assert model.draft_seconds(np.array([0, 1, 3, 6])).tolist() == [0.0, 3.0, 4.0, 7.0]
+    assert model.draft_seconds(0) == 0.0 and model.draft_seconds(3) == 4.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"alpha": ([2, 1], [0, 1])}, {"theta": ([1, 2], [2, 1])}, {"theta": ([1], [-1])}, {"tiers": (4, 4)},
+              {"t0": -1.0}, {"context": -1.0}, {"alpha": ([], [])}, {"draft": ([1, 2], [0])}, {"theta": ([1], [np.nan])}])
+def test_a_table_that_falls_or_is_unsorted_is_refused(wrong):
+    with pytest.raises(ValueError):
+        AdditiveCostModel(**{"t0": 1.0, "alpha": ([1], [0]), "theta": ([1], [0]), **wrong})
+
+
+MINE = Fingerprint("t", "d", 5, "EPYC", "bfloat16", 1, "sglang 0.5.23")
+
+
+def test_a_file_is_read_back_exactly_and_refused_on_another_machine(tmp_path):
+    path = tmp_path / "deep" / "cost.json"
+    cpu().save(path, MINE)
+    assert AdditiveCostModel.load(path, MINE).to_dict() == cpu().to_dict()
+    other = Fingerprint("t", "d", 7, "H200", "bfloat16", 1, "sglang 0.5.23")
+    with pytest.raises(FingerprintMismatch, match="gamma 5 instead of 7, device 'EPYC' instead of 'H200'$"):
+        AdditiveCostModel.load(path, other)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="not a cost file"):
+        AdditiveCostModel.load(path, MINE)
+    with pytest.raises(ValueError, match="keys"):
+        AdditiveCostModel.from_dict({"t0": 1})
+
+
+def test_a_fit_recovers_a_planted_model_from_noisy_samples():
+    rng, truth = np.random.default_rng(0), cpu()
+    requests = rng.integers(1, 33, 600)
+    tokens = requests * rng.integers(1, 7, 600)
+    context, slots = rng.integers(0, 400000, 600), np.where(rng.random(600) < 0.5, requests * 5, 0)
+    seconds = (truth.step_seconds(requests, tokens, context) + truth.draft_seconds(slots)) * rng.normal(1, 0.03, 600)
+    got = fit_cost_model(requests, tokens, seconds, context=context, slots=slots, alpha_knots=[1, 8, 32],
+                         theta_knots=ROWS[::2], draft_knots=[5, 40, 160])
+    r, m = np.meshgrid([1, 4, 16, 32], [1, 2, 4, 6])
+    np.testing.assert_allclose(got.step_seconds(r, r * m), truth.step_seconds(r, r * m), rtol=0.05)
+    assert got.context == pytest.approx(truth.context, rel=0.3)
+    assert got.draft_seconds(80) == pytest.approx(float(truth.draft_seconds(80)), rel=0.25)
+
+
+def test_a_fit_of_exact_tier_timings_is_exact():
+    truth = AdditiveCostModel(5e-3, ([1, 8], [0.0, 1e-3]), ([8, 16, 64], [1e-3, 2e-3, 9e-3]), tiers=(8, 16, 64))
+    r, m = (x.ravel() for x in np.meshgrid([1, 8], [8, 13, 16, 40]))
+    got = fit_cost_model(r, m, truth.step_seconds(r, m), tiers=(8, 16, 64))
+    np.testing.assert_allclose(got.step_seconds(r, m), truth.step_seconds(r, m), rtol=1e-9)
+    with pytest.raises(ValueError, match="positive"):
+        fit_cost_model([1, 2], [1, 2], [1.0, 0.0])
+
+
+def drive(model: OnlineCostModel, truth: AdditiveCostModel, steps: int, rng, loads=(1, 2, 4, 8, 16), outliers=0.02):
+    """Feed steps of random loads and windows with 15 % noise and tenfold outliers."""
+    for _ in range(steps):
+        requests = int(rng.choice(loads))
+        tokens = int(requests * rng.integers(1, 7))
+        slots = requests * 5 if rng.random() < 0.8 else 0
+        seconds = float(truth.step_seconds(requests, tokens, 900 * requests) + truth.draft_seconds(slots))
+        seconds *= np.exp(rng.normal(0, 0.15)) * (10 if rng.random() < outliers else 1)
+        model.observe(requests, tokens, 900 * requests, seconds, slots=slots)
+
+
+def error(model, truth, loads=(1, 2, 4, 8, 16)) -> np.ndarray:
+    r, k = (x.ravel() for x in np.meshgrid(loads, [1, 2, 4, 6]))
+    return np.abs(model.step_seconds(r, r * k, 900 * r) / truth.step_seconds(r, r * k, 900 * r) - 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_online_within_five_percent_after_two_hundred_noisy_steps(seed):
+    model = OnlineCostModel(cpu())
+    truth = cpu(1.25, 0.9e-3)
+    drive(model, truth, 200, np.random.default_rng(seed))
+    assert error(model, truth).mean() < 0.05
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_online_believes_a_lasting_change_within_three_hundred_steps(seed):
+    rng, model, before, after = np.random.default_rng(seed), OnlineCostModel(cpu()), cpu(), cpu(1.5, 0.75e-3)
+    drive(model, before, 200, rng)
+    drive(model, after, 300, rng)
+    assert error(model, after).mean() < 0.05
+
+
+def test_online_ignores_a_stall_and_carries_the_scale_to_loads_it_has_not_seen():
+    rng, model, truth = np.random.default_rng(0), OnlineCostModel(cpu()), cpu(1.5, 0.75e-3)
+    drive(model, truth, 200, rng, loads=(1, 2))
+    assert error(model, truth, loads=(16, 32)).max() < 0.12
+    before = model.step_seconds(4, 8)
+    for _ in range(3):
+        model.observe(4, 8, 0, 20.0)
+    drive(model, truth, 13, rng, loads=(1, 2), outliers=0)
+    assert model.step_seconds(4, 8) == pytest.approx(before, rel=0.08)
+
+
+def test_online_learns_the_draft_when_its_time_is_told_apart():
+    model, truth = OnlineCostModel(cpu()), cpu()
+    for requests in [1, 4, 8, 16] * 25:
+        draft = 3 * truth.draft_seconds(requests * 5)
+        seconds = float(truth.step_seconds(requests, 2 * requests)) + draft
+        model.observe(requests, 2 * requests, 0, seconds, slots=requests * 5, draft_seconds=draft)
+    assert model.draft_seconds(40) == pytest.approx(3 * truth.draft_seconds(40), rel=0.1)
+    assert float(model.step_seconds(8, 16)) == pytest.approx(float(truth.step_seconds(8, 16)), rel=0.05)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5), st.floats(1e-4, 50.0), st.integers(0, 1)),
+                min_size=16, max_size=64))
+def test_online_never_falls_whatever_it_is_told(steps):
+    model = OnlineCostModel(cpu())
+    for requests, per_request, seconds, drafted in steps:
+        model.observe(requests, requests * (1 + per_request), 100, seconds, slots=5 * requests * drafted)
+    curve = model.step_seconds(4, np.arange(1, 400))
+    assert (np.diff(curve) >= 0).all() and curve[0] >= 0 and np.isfinite(curve).all()
+    assert (np.diff(model.step_seconds(np.arange(1, 60), 60)) >= 0).all()
+    assert (np.diff(model.draft_seconds(np.arange(0, 200))) >= 0).all()
+
+
+def test_online_refuses_times_that_cannot_be():
+    model = OnlineCostModel(cpu())
+    for seconds, draft in ((0.0, None), (np.nan, None), (np.inf, None), (1.0, 1.5)):
+        with pytest.raises(ValueError, match="cannot take"):
+            model.observe(1, 1, 0, seconds, slots=5, draft_seconds=draft)
+    with pytest.raises(ValueError, match="at least 1"):
+        OnlineCostModel(cpu(), memory=0.5)
