@@ -1,0 +1,87 @@
+"""Drafting: one forward of the draft over a block of masks, then its sequential head, left to right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.models.registry import ModelRegistry
+from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
+
+from dspark_kernels.markov import sample_block
+from dspark_kernels.types import BlockDraft
+from sglang_dspark.algorithm import NAME
+from sglang_dspark.step import BlockVerifyInput, Step
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+
+class Drafter:
+    """Owns the draft model, run by an engine worker of its own over the target's KV slots."""
+
+    def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
+        # The engine has a Qwen3DSparkModel of its own for its built-in DSPARK; this process runs ours.
+        ModelRegistry.register("sglang_dspark.models", overwrite=True)
+        target = target_worker.model_runner
+        bundle = build_draft_tp_worker(
+            server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port, target_model_config=target.model_config,
+            algo_label=NAME, random_seed=target_worker.random_seed)
+        self.worker, self.runner, self.model = bundle.draft_worker, bundle.draft_model_runner, bundle.draft_model
+        self.config = self.model.draft
+        hf_config = target.model_config.hf_text_config
+        self.config.check_target(hidden_size=hf_config.hidden_size, vocab_size=target.model_config.vocab_size,
+                                 num_hidden_layers=hf_config.num_hidden_layers)
+        self.model.share_with_target(target.model.get_input_embeddings(), target.model.lm_head)
+        self.gamma = self.config.block_size
+        self.last_position = target.model_config.context_len - 1
+        self._offsets = torch.arange(self.gamma, device=self.runner.device)
+
+    def propose(self, batch, step: Step, length: int) -> tuple[BlockDraft, torch.Tensor]:
+        """Draft `length` <= gamma tokens for each of R requests.
+
+        Returns: the block, with the exact law of each token; and its states [R, length, d], which the confidence reads.
+        """
+        hidden = self._run_block(batch, step)[:, :length]
+        base = self.model.base_logits(hidden.reshape(-1, hidden.shape[-1])).view(step.size, length, -1)
+        draft = sample_block(self.model.markov_head, base, hidden, step.anchors, step.rows, step.noise,
+                             self.model.draft_token_ids)
+        return draft, hidden
+
+    def confidence(self, hidden: torch.Tensor, anchors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [R, k] that draft k is accepted given that all before it were (eq. 7)."""
+        head = self.model.confidence_head
+        if not head.reads_tokens:
+            return head(hidden)
+        previous = torch.cat([anchors.unsqueeze(1), tokens[:, :-1]], dim=1)
+        return head(hidden, self.model.markov_head.markov_w1(previous))
+
+    def _run_block(self, batch, step: Step) -> torch.Tensor:
+        """Block states [R, gamma, d] of [anchor, mask x (gamma-1)] at the anchor's position and after."""
+        ids = torch.full((step.size, self.gamma), self.config.mask_token_id, dtype=torch.int64, device=step.anchors.device)
+        ids[:, 0] = step.anchors
+        # Past the context's end positions only repeat: what is drafted there can never be committed.
+        positions = (step.prefix_lens.unsqueeze(1) + self._offsets).clamp_(max=self.last_position)
+        forward = ForwardBatch(
+            forward_mode=ForwardMode.TARGET_VERIFY, batch_size=step.size, input_ids=ids.flatten(),
+            req_pool_indices=batch.req_pool_indices, seq_lens=step.prefix_lens, out_cache_loc=None,
+            seq_lens_sum=int(step.prefix_lens_host.sum()), seq_lens_cpu=step.prefix_lens_host,
+            positions=positions.flatten(), spec_algorithm=batch.spec_algorithm,
+            spec_info=BlockVerifyInput(
+                draft_token=ids.flatten(), positions=positions.flatten(), draft_token_num=self.gamma,
+                capture_hidden_mode=CaptureHiddenMode.NULL, rows_per_request=[self.gamma] * step.size, causal=False),
+            capture_hidden_mode=CaptureHiddenMode.NULL, global_num_token_non_padded_cpu=ids.numel(),
+        )
+        step.plan.bind(forward, self.runner.kv_index_translator, cols=slice(0, self.gamma))
+        hidden = self.runner.forward(forward).logits_output.hidden_states
+        return hidden.view(step.size, self.gamma, -1)
+
+    def absorb(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write the draft's KV of committed tokens from the target's features of them.
+
+        Args: features [N, m*d]; positions int64 [N]; slots int64 [N] in the draft pool's own ids.
+        """
+        if features.shape[0]:
+            self.model.write_context(features, positions, slots, self.runner.token_to_kv_pool)

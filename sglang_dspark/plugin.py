@@ -1,0 +1,41 @@
+"""Registration with SGLang: run once in every engine process, from the entry point `sglang.srt.plugins`."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Check the engine, then add our flags, our algorithm, and the reading of nested draft configs.
+
+    Raises:
+        SystemExit: the installed SGLang is not the one this was written for.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_dspark.algorithm import NAME, DSparkLoadAware
+    from sglang_dspark.compat import require_compatible
+    from sglang_dspark.cpu import accelerator_present, slots
+    from sglang_dspark.flags import install_flag_hooks
+
+    require_compatible()
+    install_flag_hooks()
+    SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
+    HookRegistry.register("sglang.srt.speculative.dflash_utils.parse_dflash_draft_config", _flatten_draft_config,
+                          HookType.BEFORE)
+    if not accelerator_present():
+        slots.install()
+
+
+def _worker_class(server_args):
+    from sglang_dspark.worker import DSparkWorker
+
+    return DSparkWorker
+
+
+def _flatten_draft_config(*args, draft_hf_config, **kwargs):
+    """The engine looks for a draft's layer ids at the top or under `dflash_config`; ours may be under `dspark_config`."""
+    nested = getattr(draft_hf_config, "dspark_config", None)
+    if isinstance(nested, dict):
+        for key, value in nested.items():
+            setattr(draft_hf_config, key, value)
+    return args, {"draft_hf_config": draft_hf_config, **kwargs}
