@@ -12,6 +12,7 @@ follows the anchor and j drafts, so row j judges draft j (counting from 0) and r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from .ragged import RaggedBatch
 from .sampling import SamplingRows, draw, filtered_weights, first_argmax, probabilities
 from .types import AcceptResult, AcceptRule, BlockDraft, RequestRules, StepNoise
 
-CHUNK_ENTRIES = 1 << 20  # [rows, V] temporaries other than p itself are made this many floats at a time
+CHUNK_ENTRIES = 1 << 20  # target probabilities are made for this many (row, token) pairs at a time
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,6 @@ def accept(
     requests, block = draft.tokens.shape
     if batch.requests != requests or batch.block_size != block or len(rules.rules) != requests:
         raise ValueError("batch, draft and rules speak of different batches")
-    if len(rules.groups) == 1:
-        rule = next(iter(rules.groups))
-        return RULES[rule](_whole(target_logits, batch, draft, rows, noise))
     device = target_logits.device
     result = AcceptResult(
         torch.empty(requests, dtype=torch.int64, device=device),
@@ -85,10 +83,11 @@ def accept(
         torch.empty(requests, block, dtype=torch.float32, device=device),
     )
     for rule, members in rules.groups.items():
-        part = RULES[rule](_part(target_logits, batch, draft, rows, noise, members))
-        result.lengths[members] = part.lengths
-        result.tokens[members] = part.tokens
-        result.acceptance[members] = part.acceptance
+        for some in _chunks(members, batch, target_logits):
+            part = RULES[rule](_part(target_logits, batch, draft, rows, noise, some))
+            result.lengths[some] = part.lengths
+            result.tokens[some] = part.tokens
+            result.acceptance[some] = part.acceptance
     return result
 
 
@@ -194,80 +193,69 @@ def _on_drafts(group: _Group, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return px, group.draft.probs.gather(2, group.draft.columns[..., None])[..., 0]
 
 
-def _support(p: torch.Tensor, support: torch.Tensor | None, request: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-    """Rows of p [c, V] on the support of (request, slot): [c, C]."""
-    if support is None:
-        return p
-    return p.index_select(1, support) if support.dim() == 1 else p.gather(1, support[request, slot])
-
-
 def _overlaps(group: _Group, p: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Σ min(p, q) and Σ min(s p, q) at every verified slot: float32 [n, k], NaN elsewhere."""
     inside = group.slots < group.windows[:, None]
     request, slot = torch.nonzero(inside, as_tuple=True)
+    row = group.first[request] + slot
+    support = group.draft.support
+    if support is None:
+        on_support = p[row]
+    elif support.dim() == 1:
+        on_support = p.index_select(1, support)[row]
+    else:
+        on_support = p[row[:, None], support[request, slot]]
+    q = group.draft.probs[request, slot]
     plain = torch.full(inside.shape, torch.nan, device=p.device)
-    scaled = None if scale is None else torch.zeros(inside.shape, device=p.device)
-    step = max(1, CHUNK_ENTRIES // p.shape[1])
-    for start in range(0, len(request), step):
-        r, s = request[start : start + step], slot[start : start + step]
-        on_support = _support(p[group.first[r] + s], group.draft.support, r, s)
-        q = group.draft.probs[r, s]
-        plain[r, s] = torch.minimum(on_support, q).sum(dim=-1)
-        if scale is not None:
-            scaled[r, s] = torch.minimum(on_support * scale[r, s][:, None], q).sum(dim=-1)
+    plain[request, slot] = torch.minimum(on_support, q).sum(dim=-1)
+    if scale is None:
+        return plain, None
+    on_support *= scale[request, slot][:, None]
+    scaled = torch.zeros(inside.shape, device=p.device)
+    scaled[request, slot] = torch.minimum(on_support, q).sum(dim=-1)
     return plain, scaled
 
 
 def _draw_final(group: _Group, p: torch.Tensor, stop: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """A token from (s p - q)+ at row `stop`, where s = scale[., stop]; from p itself where s = 0. int64 [n].
 
-    A residual without mass cannot be stopped at, except by rounding: then p equals q, and p is drawn from.
+    A residual without mass cannot be stopped at, except by rounding: then s p equals q, and p is drawn from.
     """
-    block = group.draft.block_size
-    tokens = torch.empty_like(stop)
-    for start in range(0, len(stop), max(1, CHUNK_ENTRIES // p.shape[1])):
-        some = torch.arange(start, min(start + max(1, CHUNK_ENTRIES // p.shape[1]), len(stop)), device=p.device)
-        at = stop[some]
-        target = p[group.first[some] + torch.minimum(at, group.windows[some])]
-        s = scale[some, at.clamp(max=scale.shape[1] - 1)][:, None]
-        slot = at.clamp(max=block - 1)
-        q = torch.where(s > 0, group.draft.probs[some, slot], 0.0)
-        weights = _subtract(torch.where(s > 0, target * s, target), q, group.draft.support, some, slot)
-        empty = weights.sum(dim=-1, keepdim=True) <= 0
-        weights = torch.where(empty, target, weights)
-        tokens[some] = draw(weights, group.final_coins[some, at.clamp(max=block)])
-    return tokens
+    block, requests = group.draft.block_size, torch.arange(len(stop), device=p.device)
+    row = group.first + torch.minimum(stop, group.windows)
+    slot = stop.clamp(max=block - 1)
+    s = scale[requests, stop.clamp(max=block)][:, None]
+    weights = p[row]
+    if bool((s > 0).any()):
+        weights *= torch.where(s > 0, s, 1.0)
+        _subtract_(weights, group.draft.probs[requests, slot] * (s > 0), group.draft.support, requests, slot)
+        empty = weights.sum(dim=-1) <= 0
+        if bool(empty.any()):
+            weights[empty] = p[row[empty]]
+    return draw(weights, group.final_coins[requests, stop.clamp(max=block)])
 
 
-def _subtract(
+def _subtract_(
     weights: torch.Tensor, q: torch.Tensor, support: torch.Tensor | None, request: torch.Tensor, slot: torch.Tensor
-) -> torch.Tensor:
-    """(weights - q)+ with q [c, C] on its support; weights [c, V] is overwritten."""
+) -> None:
+    """weights = (weights - q)+ in place; weights [n, V], q [n, C] on its support."""
     if support is None:
-        weights -= q
-    elif support.dim() == 1:
-        weights.index_add_(1, support, q, alpha=-1)
-    else:
-        weights.scatter_add_(1, support[request, slot], -q)
-    return weights.clamp_(min=0.0)
+        weights.sub_(q).clamp_(min=0.0)
+        return
+    ids = support.expand(len(q), -1) if support.dim() == 1 else support[request, slot]
+    weights.scatter_(1, ids, weights.gather(1, ids).sub_(q).clamp_(min=0.0))
 
 
-def _whole(logits: torch.Tensor, batch: RaggedBatch, draft: BlockDraft, rows: SamplingRows, noise: StepNoise) -> _Group:
-    live = logits if logits.is_cuda else logits[: int(batch.qo_indptr[-1])]
-    coins = noise.coins
-    return _Group(
-        logits=live,
-        rows=rows.expand(batch.row_to_request[: live.shape[0]]),
-        request=batch.row_to_request[: live.shape[0]],
-        column=batch.row_to_column[: live.shape[0]],
-        first=batch.qo_indptr[:-1].to(torch.int64),
-        windows=batch.windows,
-        draft=draft,
-        seeds=noise.seeds,
-        positions=noise.positions,
-        accept_coins=None if coins is None else coins.accept,
-        final_coins=None if coins is None else coins.final,
-    )
+def _chunks(members: torch.Tensor, batch: RaggedBatch, logits: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Split the members so that the rows of one part stay within CHUNK_ENTRIES logits (at least one request each)."""
+    most = max(1, CHUNK_ENTRIES // logits.shape[1])
+    start, rows = 0, 0
+    for i, window in enumerate(batch.windows[members].tolist()):
+        if rows and rows + window + 1 > most:
+            yield members[start:i]
+            start, rows = i, 0
+        rows += window + 1
+    yield members[start:]
 
 
 def _part(
@@ -278,7 +266,7 @@ def _part(
     noise: StepNoise,
     members: torch.Tensor,
 ) -> _Group:
-    """The members' rows, gathered; the row lengths decide the shape, so this reads them back from the device."""
+    """The members' own ragged batch. Neighbours share a slice of the logits; others are gathered."""
     windows = batch.windows[members]
     ends = torch.cumsum(windows + 1, dim=0)
     starts = ends - windows - 1
@@ -286,10 +274,11 @@ def _part(
     local = torch.arange(int(ends[-1]), device=logits.device)
     request = torch.searchsorted(ends, local, right=True)
     index = local + source[request]
+    neighbours = bool((source == source[0]).all())
     coins = noise.coins
     return _Group(
-        logits=logits.index_select(0, index),
-        rows=rows.expand(batch.row_to_request[index]),
+        logits=logits[int(index[0]) : int(index[-1]) + 1] if neighbours else logits.index_select(0, index),
+        rows=rows.expand(members[request]),
         request=request,
         column=local - starts[request],
         first=starts,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from .backend import use_triton
+from .filters import BLOCK, filter_rows
 
 TOP_K_ALL = 1 << 30  # SGLang's "no top-k"
 
@@ -175,13 +176,11 @@ def _law_torch(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> tor
         filtered = ~rows.greedy & ((rows.top_k < TOP_K_ALL) | (rows.top_p < 1) | (rows.min_p > 0))
         index = torch.nonzero(filtered).flatten()
         everything = index.numel() == p.shape[0]
-        kept = _filter(p if everything else p[index], rows.top_k[index], rows.top_p[index], rows.min_p[index])
-        if normalise:
-            kept /= kept.sum(dim=-1, keepdim=True)
-        if everything:
-            p = kept
-        else:
-            p[index] = kept
+        if index.numel():
+            kept = filter_rows(p if everything else p[index], rows.top_k[index], rows.top_p[index], rows.min_p[index])
+            if normalise:
+                kept /= kept.sum(dim=-1, keepdim=True)
+            p = kept if everything else p.index_copy_(0, index, kept)
     if rows.any_greedy:
         index = torch.nonzero(rows.greedy).flatten()
         p[index] = one_hot(first_argmax(logits[index]), p.shape[1])
@@ -198,54 +197,26 @@ def _careful_softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.T
     return torch.softmax((x - x.amax(dim=-1, keepdim=True)) / temperature[:, None], dim=-1)
 
 
-def _filter(p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Zero in [n, V] what top-k, top-p and min-p remove; sorts only the candidates that can survive."""
-    keep_all_mass = top_p >= 1
-    if not bool((keep_all_mass & (top_k >= p.shape[1])).all()):
-        values = torch.topk(p, _candidates(p, top_k, top_p), dim=-1).values
-        rank = torch.arange(values.shape[1], device=p.device)
-        before = values.cumsum(dim=-1) - values
-        kept = (rank < top_k[:, None]) & ((before <= top_p[:, None]) | keep_all_mass[:, None])
-        threshold = values.gather(1, kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)
-        ties = (kept & (values == threshold)).sum(dim=-1, keepdim=True)
-        p = torch.where(_at_least(p, threshold, ties), p, 0.0)
-    floor = p.amax(dim=-1, keepdim=True) * min_p[:, None]
-    return torch.where(p >= floor, p, 0.0)
-
-
-def _at_least(p: torch.Tensor, threshold: torch.Tensor, ties: torch.Tensor) -> torch.Tensor:
-    """p > threshold, and the first `ties` tokens that equal it: bool [n, V]."""
-    equal = p == threshold
-    if bool((equal.sum(dim=-1, keepdim=True) > ties).any()):
-        equal &= equal.cumsum(dim=-1) <= ties
-    return (p > threshold) | equal
-
-
-def _candidates(p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> int:
-    """How many leading tokens hold everything that top-k and top-p can keep in any of these rows.
-
-    Tokens below a floor f can be left out if those above it hold more than top_p. Starting from f = (1 - top_p) / V,
-    which always qualifies, f is bisected upwards in the logarithm; the margins cover float32 sums.
-    """
-    low = ((1.0 - top_p).clamp(min=0.0) / (2.0 * p.shape[1])).clamp_(min=1e-30).log2()
-    high = p.amax(dim=-1).log2()
-    for _ in range(6):
-        middle = (low + high) / 2
-        mass = torch.where(p >= middle.exp2()[:, None], p, 0.0).sum(dim=-1)
-        enough = (mass > top_p + 1e-4) & (top_p < 1)
-        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-    inside = (p >= low.exp2()[:, None]).sum(dim=-1)
-    inside = torch.where(top_p < 1, inside, p.shape[1])
-    return max(1, int(torch.minimum(inside, top_k).max()))
-
-
 def first_argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Index of the first maximum along the last axis, a NaN being the smallest: int64 [...]."""
-    best = torch.argmax(logits.to(torch.float32), dim=-1)
-    broken = logits.gather(-1, best[..., None]).squeeze(-1).isnan()  # torch takes a NaN for the maximum
-    if logits.is_cuda or bool(broken.any()):
-        best = torch.argmax(torch.nan_to_num(logits.to(torch.float32), nan=-torch.inf, posinf=torch.inf), dim=-1)
+    """Index of the first maximum of each row of [N, V], a NaN being the smallest: int64 [N]."""
+    if use_triton(logits):
+        from .sampling_triton import argmax_triton
+
+        return argmax_triton(logits)
+    x = logits.to(torch.float32)
+    best = _argmax_by_blocks(x) if x.shape[1] % BLOCK == 0 and x.is_contiguous() else torch.argmax(x, dim=-1)
+    broken = x.gather(-1, best[:, None])[:, 0].isnan()  # torch takes a NaN for the maximum
+    if bool(broken.any()):
+        best[broken] = torch.argmax(torch.nan_to_num(x[broken], nan=-torch.inf, posinf=torch.inf), dim=-1)
     return best
+
+
+def _argmax_by_blocks(x: torch.Tensor) -> torch.Tensor:
+    """First argmax of contiguous [N, V], V a multiple of BLOCK: the maximum of a row vectorises, its index does not."""
+    blocks = x.view(x.shape[0], -1, BLOCK)
+    block = torch.argmax(blocks.amax(dim=-1), dim=-1)
+    inside = torch.argmax(blocks[torch.arange(len(block), device=x.device), block], dim=-1)
+    return block * BLOCK + inside
 
 
 def one_hot(tokens: torch.Tensor, vocab: int) -> torch.Tensor:
