@@ -253,13 +253,14 @@ def check_memory(args: argparse.Namespace, folders: Sequence[Path], config: dict
 
 
 def estimate_bytes(folders: Sequence[Path], config: dict, item_bytes: int, kv_tokens: int) -> int:
-    """Memory of a server, in bytes: weights (as if stored in 2 bytes each), KV of `kv_tokens`, and the processes."""
+    """Memory of a server, in bytes: weights in `item_bytes` each, KV of `kv_tokens`, and the processes."""
     weights = sum(file.stat().st_size for folder in folders for pattern in _WEIGHTS for file in folder.glob(pattern))
     text = config.get("text_config", config)
     heads = text.get("num_key_value_heads") or text.get("num_attention_heads", 0)
     width = text.get("head_dim") or text.get("hidden_size", 0) // max(text.get("num_attention_heads", 1), 1)
     kv = 2 * text.get("num_hidden_layers", 0) * heads * width * item_bytes * kv_tokens
-    return weights * item_bytes // 2 + kv + BASE_BYTES
+    stored = _BYTES.get(config.get("dtype") or config.get("torch_dtype"), 2)
+    return weights * item_bytes // stored + kv + BASE_BYTES
 
 
 def free_memory() -> int:

@@ -1,0 +1,119 @@
+"""A changed name or signature of SGLang stops the start, instead of surfacing in the middle of a request.
+
+The mechanism is tried on a module of our own making, one planted change per kind of row, so that a check that cannot
+fail would be seen; then the whole table is held against the installed SGLang.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from sglang_dspark import compat
+from sglang_dspark.compat import TABLE, CompatibilityError, SglangName, check
+
+
+class Thing:
+    declared: int
+
+    def __init__(self, size, depth=1):
+        self.size = size
+
+    def method(self, first, second, *, third=3):
+        pass
+
+    @classmethod
+    def make(cls, source):
+        pass
+
+    @staticmethod
+    def plain(parser):
+        pass
+
+
+def takes_anything(first, **others):
+    pass
+
+
+@pytest.fixture
+def module(monkeypatch):
+    fake = types.ModuleType("sglang.fake_for_compat")
+    fake.Thing, fake.takes_anything, fake.CONSTANT = Thing, takes_anything, 1
+    monkeypatch.setitem(sys.modules, "sglang.fake_for_compat", fake)
+
+
+def row(name: str, kind: str, *parameters: str) -> SglangName:
+    return SglangName(f"sglang.fake_for_compat:{name}", kind, "a test", parameters)
+
+
+HOLDS = [
+    row("CONSTANT", "attribute"),
+    row("Thing", "call", "size"),
+    row("Thing", "call", "size", "depth"),
+    row("Thing.method", "call", "first", "second"),
+    row("Thing.method", "wrap", "first", "second", "third"),
+    row("Thing.make", "wrap", "source"),
+    row("Thing.plain", "wrap", "parser"),
+    row("Thing.size", "field"),
+    row("Thing.declared", "field"),
+    row("takes_anything", "call", "first", "whatever"),
+]
+BROKEN = [
+    (row("GONE", "attribute"), "there is no GONE"),
+    (row("Gone.method", "call"), "there is no Gone"),
+    (row("Thing.method", "call", "first"), "now requires second"),
+    (row("Thing.method", "call", "first", "second", "fourth"), "takes no fourth"),
+    (row("Thing.method", "wrap", "first", "second"), r"found \(first, second, third\)"),
+    (row("Thing.method", "wrap", "second", "first", "third"), "expected"),
+    (row("Thing.make", "wrap", "cls", "source"), "expected"),
+    (row("Thing.weight", "field"), "have no weight"),
+    (row("CONSTANT.weight", "field"), "have no weight"),
+]
+
+
+@pytest.mark.parametrize("good", HOLDS, ids=str)
+def test_a_row_that_holds_is_no_problem(module, good):
+    assert check([good]) == []
+
+
+@pytest.mark.parametrize(("bad", "message"), BROKEN, ids=str)
+def test_a_row_that_does_not_hold_names_what_changed_and_who_breaks(module, bad, message):
+    (problem,) = check([bad])
+    assert re.search(message, problem) and "used by a test" in problem and bad.path in problem
+
+
+def test_a_module_that_is_gone_is_a_problem_unless_only_loaded_ones_are_checked():
+    gone = SglangName("sglang.no_such_module:name", "attribute", "a test")
+    assert "cannot be imported" in check([gone])[0]
+    assert check([gone], importing=False) == []
+
+
+def test_every_name_in_the_table_is_as_the_installed_sglang_has_it():
+    assert check(TABLE) == []
+    assert len({(r.path, r.kind, r.used_by) for r in TABLE}) == len(TABLE), "a row stands twice"
+
+
+def test_a_mismatch_ends_the_process_with_version_list_and_fix(module, monkeypatch):
+    monkeypatch.setattr(compat, "check", lambda importing: check([row("GONE", "attribute")]))
+    with pytest.raises(CompatibilityError) as refusal:
+        compat.require_compatible()
+    message = str(refusal.value)
+    assert compat.installed_version() in message and "there is no GONE" in message
+    assert f"pip install sglang=={compat.EXPECTED_VERSION}" in message
+    # SGLang catches a plugin's `Exception` and starts without the plugin.
+    assert not isinstance(refusal.value, Exception)
+
+
+@pytest.mark.parametrize("wrong", [("sglang.a.b", "call"), ("torch:nn", "call"), ("sglang:a", "method")])
+def test_a_row_that_cannot_be_checked_is_refused_when_it_is_written(wrong):
+    with pytest.raises(ValueError):
+        SglangName(wrong[0], wrong[1], "a test")
+
+
+def test_the_expected_version_is_the_one_that_is_installed_with_us():
+    pyproject = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert f'"sglang=={compat.EXPECTED_VERSION}"' in pyproject
