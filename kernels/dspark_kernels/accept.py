@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .backend import use_triton
 from .gumbel import race
 from .ragged import RaggedBatch
 from .sampling import SamplingRows, draw, filtered_weights, first_argmax, probabilities
@@ -76,6 +77,25 @@ def accept(
     requests, block = draft.tokens.shape
     if batch.requests != requests or batch.block_size != block or len(rules.rules) != requests:
         raise ValueError("batch, draft and rules speak of different batches")
+    if rules.need_coins and draft.probs is None:
+        raise ValueError("a batch drafted greedily has no q: its requests must follow the greedy or the coupled rule")
+    if use_triton(target_logits):
+        from .accept_triton import accept_triton
+
+        return accept_triton(target_logits, batch, draft, rows, rules, noise)
+    return accept_torch(target_logits, batch, draft, rows, rules, noise)
+
+
+def accept_torch(
+    target_logits: torch.Tensor,
+    batch: RaggedBatch,
+    draft: BlockDraft,
+    rows: SamplingRows,
+    rules: RequestRules,
+    noise: StepNoise,
+) -> AcceptResult:
+    """The torch path of `accept`: by rule, a few requests at a time."""
+    requests, block = draft.tokens.shape
     device = target_logits.device
     result = AcceptResult(
         torch.empty(requests, dtype=torch.int64, device=device),
@@ -126,7 +146,8 @@ def accept_token(group: _Group) -> AcceptResult:
     px, qx = _on_drafts(group, p)
     # A cap does not spare the bonus row: it is judged too (as long as something was drafted for it).
     judged = group.slots <= group.windows[:, None]
-    stop = _leading((group.accept_coins[:, : group.draft.block_size] * qx < px) & judged)
+    # A slot behind the window may not have been drawn at all (`sample_windows`): its law is zero, and p is drawn from.
+    stop = _leading((group.accept_coins[:, : group.draft.block_size] * qx < px) & judged & (qx > 0))
     ones = torch.ones_like(px)
     final = _draw_final(group, p, stop, torch.nn.functional.pad(ones, (0, 1)))
     # stop == w + 1: the draft at the bonus row was accepted, and is the last token to be emitted.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .backend import use_triton
+
 
 def next_tier(rows: int, tiers: Sequence[int]) -> int:
     """The smallest tier that holds `rows`, or `rows` itself above the last tier (no padding there)."""
@@ -79,6 +81,11 @@ class RaggedBatch:
             raise ValueError(f"anchors, windows and prefix_lens must be [{requests}]")
         if slots is not None and slots.shape != (requests, block + 1):
             raise ValueError(f"slots must be [{requests}, {block + 1}], got {tuple(slots.shape)}")
+        if tier is not None and requests and use_triton(tokens):
+            from .ragged_triton import pack_triton
+
+            fields = pack_triton(anchors, tokens, windows, prefix_lens, slots, tier, pad_slot)
+            return cls(**fields, windows=windows.to(torch.int64), block_size=block)
         windows = windows.to(torch.int64)
         ends = torch.cumsum(windows + 1, dim=0)
         if not windows.is_cuda:

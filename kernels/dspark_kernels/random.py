@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .backend import use_triton
+
 MASK32 = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -102,6 +104,15 @@ def draw_coins(seeds: torch.Tensor, steps: torch.Tensor, block_size: int) -> Coi
         block_size: γ.
     Source: design.md section 3 (random numbers); the cipher is Philox4x32-10.
     """
+    if use_triton(seeds):
+        from .gumbel_triton import coins_triton
+
+        return Coins(*coins_triton(seeds, steps, block_size + 1))
+    return draw_coins_torch(seeds, steps, block_size)
+
+
+def draw_coins_torch(seeds: torch.Tensor, steps: torch.Tensor, block_size: int) -> Coins:
+    """The torch path of `draw_coins`."""
     index = torch.arange(block_size + 1, dtype=torch.int64, device=seeds.device)
     word0, word1, word2, word3 = philox(seeds[:, None], steps[:, None], index[None, :])
     return Coins(

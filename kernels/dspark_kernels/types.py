@@ -26,10 +26,12 @@ class RequestRules:
 
     Fields:
         rules: host tuple of R rules. groups: for each rule present, int64 [n] request indices on the device.
+        rule: int32 [R] on the device, for kernels.
     """
 
     rules: tuple[AcceptRule, ...]
     groups: dict[AcceptRule, torch.Tensor]
+    rule: torch.Tensor
 
     def __post_init__(self):
         if sum(len(group) for group in self.groups.values()) != len(self.rules):
@@ -43,7 +45,11 @@ class RequestRules:
             rule: torch.tensor([i for i, other in enumerate(rules) if other is rule], device=device)
             for rule in sorted(set(rules))
         }
-        return cls(rules, groups)
+        return cls(rules, groups, torch.tensor(rules, dtype=torch.int32, device=device))
+
+    def only(self, rule: AcceptRule) -> bool:
+        """True if every request follows this rule."""
+        return set(self.groups) <= {rule}
 
     @property
     def need_coins(self) -> bool:
