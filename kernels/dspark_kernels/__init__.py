@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .accept import accept, accept_block, accept_coupled, accept_greedy, accept_token
 from .confidence import ConfidenceHead
+from .graphs import FixedBuffer, RaggedGraph, RowBuffer
 from .gumbel import race
 from .markov import HEADS, GatedMarkov, RnnMarkov, VanillaMarkov, sample_block, top_support
 from .ragged import RaggedBatch, next_tier
@@ -23,10 +24,13 @@ __all__ = [
     "BlockDraft",
     "Coins",
     "ConfidenceHead",
+    "FixedBuffer",
     "GatedMarkov",
     "RaggedBatch",
+    "RaggedGraph",
     "RequestRules",
     "RnnMarkov",
+    "RowBuffer",
     "SamplingRows",
     "StepNoise",
     "VanillaMarkov",

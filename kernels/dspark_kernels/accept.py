@@ -1,6 +1,6 @@
 """Acceptance: which drafted tokens are committed, and the token that follows them.
 
-Four rules, each a short function over one group of requests (`_Group`): `accept_greedy`, `accept_token`,
+Four rules, each a short function over one group of requests (`Group`): `accept_greedy`, `accept_token`,
 `accept_block`, `accept_coupled`. `accept` splits a batch by rule and merges the results.
 
 A window w <= k is a *truncation of what is emitted*: under the greedy, token and coupled rules the token at the bonus
@@ -12,47 +12,14 @@ follows the anchor and j drafts, so row j judges draft j (counting from 0) and r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import torch
 
 from .backend import use_triton
+from .group import Group, chunks, part
 from .gumbel import race
 from .ragged import RaggedBatch
 from .sampling import SamplingRows, draw, filtered_weights, first_argmax, probabilities
 from .types import AcceptResult, AcceptRule, BlockDraft, RequestRules, StepNoise
-
-CHUNK_ENTRIES = 1 << 20  # target probabilities are made for this many (row, token) pairs at a time
-
-
-@dataclass(frozen=True)
-class _Group:
-    """n requests of one rule, with their own ragged rows.
-
-    logits [m, V]; rows: m parameters; request, column int64 [m] of each row; first int64 [n], the row of each anchor;
-    windows int64 [n]; draft: n blocks; noise fields of the n requests.
-    """
-
-    logits: torch.Tensor
-    rows: SamplingRows
-    request: torch.Tensor
-    column: torch.Tensor
-    first: torch.Tensor
-    windows: torch.Tensor
-    draft: BlockDraft
-    seeds: torch.Tensor
-    positions: torch.Tensor
-    accept_coins: torch.Tensor | None
-    final_coins: torch.Tensor | None
-
-    def row(self, column: torch.Tensor) -> torch.Tensor:
-        """Flat row of (request, column), column int64 [n, c] or [c], clamped to the window."""
-        return self.first[:, None] + torch.minimum(column, self.windows[:, None])
-
-    @property
-    def slots(self) -> torch.Tensor:
-        return torch.arange(self.draft.block_size, device=self.windows.device)
 
 
 def accept(
@@ -103,15 +70,14 @@ def accept_torch(
         torch.empty(requests, block, dtype=torch.float32, device=device),
     )
     for rule, members in rules.groups.items():
-        for some in _chunks(members, batch, target_logits):
-            part = RULES[rule](_part(target_logits, batch, draft, rows, noise, some))
-            result.lengths[some] = part.lengths
-            result.tokens[some] = part.tokens
-            result.acceptance[some] = part.acceptance
+        for some in chunks(members, batch, target_logits):
+            judged = RULES[rule](part(target_logits, batch, draft, rows, noise, some))
+            for name in ("lengths", "tokens", "acceptance"):
+                getattr(result, name)[some] = getattr(judged, name)
     return result
 
 
-def accept_greedy(group: _Group) -> AcceptResult:
+def accept_greedy(group: Group) -> AcceptResult:
     """Temperature 0: a draft is accepted while it is the target's argmax; the first argmax that differs ends the block.
 
     Emits exactly what plain greedy decoding emits. Σ min(p, q) of two one-hot laws is 1 or 0.
@@ -119,7 +85,7 @@ def accept_greedy(group: _Group) -> AcceptResult:
     return _follow(group, first_argmax(group.logits), label=True)
 
 
-def accept_coupled(group: _Group) -> AcceptResult:
+def accept_coupled(group: Group) -> AcceptResult:
     """Seeded requests: every row emits y = argmax(log p + g), g a hash of (seed, position, token id); a draft is
     accepted while it equals y. So the text is the seeded sampler's own, whatever was drafted (design.md section 2).
     """
@@ -128,7 +94,7 @@ def accept_coupled(group: _Group) -> AcceptResult:
     return _follow(group, y, label=False)
 
 
-def _follow(group: _Group, y: torch.Tensor, label: bool) -> AcceptResult:
+def _follow(group: Group, y: torch.Tensor, label: bool) -> AcceptResult:
     """Commit the target's own tokens y [m] up to and including the first that the draft missed, or the bonus row."""
     emitted = y[group.row(torch.arange(group.draft.block_size + 1, device=y.device))]
     verified = group.slots < group.windows[:, None]
@@ -138,7 +104,7 @@ def _follow(group: _Group, y: torch.Tensor, label: bool) -> AcceptResult:
     return AcceptResult(lengths, _cut(emitted, lengths), acceptance)
 
 
-def accept_token(group: _Group) -> AcceptResult:
+def accept_token(group: Group) -> AcceptResult:
     """Token-wise rejection sampling (Leviathan et al. 2023): x is accepted iff u < p(x) / q(x); the first rejection
     draws from (p - q)+, a block accepted to its end from p.
     """
@@ -157,7 +123,7 @@ def accept_token(group: _Group) -> AcceptResult:
     return _commit(group, torch.minimum(stop, group.windows), last, overlap)
 
 
-def accept_block(group: _Group) -> AcceptResult:
+def accept_block(group: Group) -> AcceptResult:
     """Block verification (Sun et al. 2024, Algorithm 2) of the window.
 
     With s_0 = 1 and s_i = min(s_{i-1} p(x_i) / q(x_i), 1), the block is accepted up to the *last* i for which
@@ -202,19 +168,19 @@ def _cut(tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.where(column < lengths[:, None], tokens, 0)
 
 
-def _commit(group: _Group, accepted: torch.Tensor, last: torch.Tensor, overlap: torch.Tensor) -> AcceptResult:
+def _commit(group: Group, accepted: torch.Tensor, last: torch.Tensor, overlap: torch.Tensor) -> AcceptResult:
     """`accepted` drafts and the token `last` after them."""
     tokens = torch.nn.functional.pad(group.draft.tokens, (0, 1)).scatter(1, accepted[:, None], last[:, None])
     return AcceptResult(accepted + 1, _cut(tokens, accepted + 1), overlap)
 
 
-def _on_drafts(group: _Group, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _on_drafts(group: Group, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """p(x) and q(x) of every drafted token: two float32 [n, k] (past the window p's are meaningless)."""
     px = p[group.row(group.slots), group.draft.tokens]
     return px, group.draft.probs.gather(2, group.draft.columns[..., None])[..., 0]
 
 
-def _overlaps(group: _Group, p: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _overlaps(group: Group, p: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Σ min(p, q) and Σ min(s p, q) at every verified slot: float32 [n, k], NaN elsewhere."""
     inside = group.slots < group.windows[:, None]
     request, slot = torch.nonzero(inside, as_tuple=True)
@@ -237,7 +203,7 @@ def _overlaps(group: _Group, p: torch.Tensor, scale: torch.Tensor | None) -> tup
     return plain, scaled
 
 
-def _draw_final(group: _Group, p: torch.Tensor, stop: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _draw_final(group: Group, p: torch.Tensor, stop: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """A token from (s p - q)+ at row `stop`, where s = scale[., stop]; from p itself where s = 0. int64 [n].
 
     A residual without mass cannot be stopped at, except by rounding: then s p equals q, and p is drawn from.
@@ -265,48 +231,3 @@ def _subtract_(
         return
     ids = support.expand(len(q), -1) if support.dim() == 1 else support[request, slot]
     weights.scatter_(1, ids, weights.gather(1, ids).sub_(q).clamp_(min=0.0))
-
-
-def _chunks(members: torch.Tensor, batch: RaggedBatch, logits: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Split the members so that the rows of one part stay within CHUNK_ENTRIES logits (at least one request each)."""
-    most = max(1, CHUNK_ENTRIES // logits.shape[1])
-    start, rows = 0, 0
-    for i, window in enumerate(batch.windows[members].tolist()):
-        if rows and rows + window + 1 > most:
-            yield members[start:i]
-            start, rows = i, 0
-        rows += window + 1
-    yield members[start:]
-
-
-def _part(
-    logits: torch.Tensor,
-    batch: RaggedBatch,
-    draft: BlockDraft,
-    rows: SamplingRows,
-    noise: StepNoise,
-    members: torch.Tensor,
-) -> _Group:
-    """The members' own ragged batch. Neighbours share a slice of the logits; others are gathered."""
-    windows = batch.windows[members]
-    ends = torch.cumsum(windows + 1, dim=0)
-    starts = ends - windows - 1
-    source = batch.qo_indptr[:-1].to(torch.int64)[members] - starts
-    local = torch.arange(int(ends[-1]), device=logits.device)
-    request = torch.searchsorted(ends, local, right=True)
-    index = local + source[request]
-    neighbours = bool((source == source[0]).all())
-    coins = noise.coins
-    return _Group(
-        logits=logits[int(index[0]) : int(index[-1]) + 1] if neighbours else logits.index_select(0, index),
-        rows=rows.expand(members[request]),
-        request=request,
-        column=local - starts[request],
-        first=starts,
-        windows=windows,
-        draft=draft.select(members),
-        seeds=noise.seeds[members],
-        positions=noise.positions[members],
-        accept_coins=None if coins is None else coins.accept[members],
-        final_coins=None if coins is None else coins.final[members],
-    )

@@ -30,7 +30,7 @@ def own_token_kernel(
         if rule == 0:
             _, first = row_argmax(logits_ptr + row.to(tl.int64) * logits_stride, V, ARGMAX_BLOCK)
             tl.store(own_ptr + row, first.to(tl.int64))
-        if HAS_P:
+        if HAS_P:  # noqa: SIM102 - the first is decided at compile time
             if rule == 3:
                 position = tl.load(position_ptr + request) + 1 + tl.load(column_ptr + row)
                 p_row = p_ptr + row.to(tl.int64) * V

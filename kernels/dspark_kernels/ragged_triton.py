@@ -67,11 +67,11 @@ def pack_triton(
         requests, block, tier, pad_slot, block, block + 1,
         HAS_SLOTS=slots is not None, R2=1 << max(0, requests - 1).bit_length(), K2=1 << block.bit_length(), BLOCK=256,
     )  # fmt: skip
-    return dict(
-        input_ids=ids,
-        positions=positions,
-        out_slots=None if slots is None else row_slots,
-        qo_indptr=indptr,
-        row_to_request=request,
-        row_to_column=column,
-    )
+    return {
+        "input_ids": ids,
+        "positions": positions,
+        "out_slots": None if slots is None else row_slots,
+        "qo_indptr": indptr,
+        "row_to_request": request,
+        "row_to_column": column,
+    }
