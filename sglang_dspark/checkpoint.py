@@ -73,6 +73,12 @@ class DraftConfig:
         return self.architecture in QK_NORM_ARCHITECTURES
 
     @property
+    def has_hidden_confidence(self) -> bool:
+        """Whether some confidence head reads the block's states alone."""
+        return self.enable_hidden_confidence_head or (
+            self.enable_confidence_head and not self.confidence_head_with_markov)
+
+    @property
     def support_size(self) -> int:
         """How many tokens the draft can propose."""
         return self.draft_vocab_size or self.vocab_size
@@ -229,7 +235,7 @@ def check_draft_folder(path: str | Path) -> DraftConfig:
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
-                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise DraftCheckpointError(f"cannot read {file}: {error}") from error
     check_tensors(config, shapes)

@@ -14,7 +14,7 @@ ACCEPT_RULES = ("token", "block", "coupled")
 WINDOW_POLICIES = ("causal", "lagged", "ahead")
 
 # What the worker can run today. `compact` becomes the default as soon as it is listed here.
-SUPPORTED_VERIFY_MODES = ("static", "off")
+SUPPORTED_VERIFY_MODES = VERIFY_MODES
 DEFAULT_VERIFY_MODE = "compact" if "compact" in SUPPORTED_VERIFY_MODES else "static"
 
 
@@ -84,8 +84,8 @@ class DSparkConfig:
 
     def _check_combination(self) -> None:
         """A setting that the mode would never read is a mistake, not a preference."""
-        idle = {"static": ("window_policy", "min_window", "max_window", "max_step_ms")}
-        idle["off"] = idle["static"] + ("cost_model", "calibration")
+        idle = {"static": ("window_policy", "min_window", "max_step_ms")}
+        idle["off"] = idle["static"] + ("max_window", "cost_model", "calibration")
         default = {field.name: field.default for field in fields(self)}
         for name in idle.get(self.verify_mode, ()):
             if getattr(self, name) != default[name]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 
 from dspark_kernels.markov import sample_block
+from dspark_kernels.markov_windows import sample_windows
 from dspark_kernels.types import BlockDraft
-from sglang_dspark.algorithm import NAME
+from sglang_dspark.algorithm import NAME, local_folder
 from sglang_dspark.step import BlockVerifyInput, Step
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ class Drafter:
             algo_label=NAME, random_seed=target_worker.random_seed)
         self.worker, self.runner, self.model = bundle.draft_worker, bundle.draft_model_runner, bundle.draft_model
         self.config = self.model.draft
+        self.folder = Path(local_folder(server_args.speculative_draft_model_path))
         hf_config = target.model_config.hf_text_config
         self.config.check_target(hidden_size=hf_config.hidden_size, vocab_size=target.model_config.vocab_size,
                                  num_hidden_layers=hf_config.num_hidden_layers)
@@ -39,26 +43,33 @@ class Drafter:
         self.last_position = target.model_config.context_len - 1
         self._offsets = torch.arange(self.gamma, device=self.runner.device)
 
-    def propose(self, batch, step: Step, length: int) -> tuple[BlockDraft, torch.Tensor]:
-        """Draft `length` <= gamma tokens for each of R requests.
+    def sample(self, states: torch.Tensor, step: Step, length: int, windows: np.ndarray | None = None) -> BlockDraft:
+        """Draw `length` <= gamma tokens per request from the block's states [R, gamma, d], left to right.
 
-        Returns: the block, with the exact law of each token; and its states [R, length, d], which the confidence reads.
+        With `windows` [R] only the slots inside them are drawn; the others hold token 0 and are never verified.
         """
-        hidden = self._run_block(batch, step)[:, :length]
-        base = self.model.base_logits(hidden.reshape(-1, hidden.shape[-1])).view(step.size, length, -1)
-        draft = sample_block(self.model.markov_head, base, hidden, step.anchors, step.rows, step.noise,
-                             self.model.draft_token_ids)
-        return draft, hidden
+        hidden = states[:, :length]
+        head, support = self.model.markov_head, self.model.draft_token_ids
+        if windows is None or (windows == length).all():
+            base = self.model.base_logits(hidden.reshape(-1, hidden.shape[-1])).view(step.size, length, -1)
+            return sample_block(head, base, hidden, step.anchors, step.rows, step.noise, support)
+        return sample_windows(head, self.model.base_logits, hidden, step.anchors, step.rows, step.noise, windows, support)
 
-    def confidence(self, hidden: torch.Tensor, anchors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [R, k] that draft k is accepted given that all before it were (eq. 7)."""
+    def confidence(self, states: torch.Tensor, anchors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [R, k] that draft k is accepted given that all before it were (eq. 7), for k drafted tokens."""
         head = self.model.confidence_head
+        states = states[:, : tokens.shape[1]]
         if not head.reads_tokens:
-            return head(hidden)
+            return head(states)
         previous = torch.cat([anchors.unsqueeze(1), tokens[:, :-1]], dim=1)
-        return head(hidden, self.model.markov_head.markov_w1(previous))
+        return head(states, self.model.markov_head.markov_w1(previous))
 
-    def _run_block(self, batch, step: Step) -> torch.Tensor:
+    def hidden_confidence(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [R, gamma] from the block's states alone: known before any token is drawn."""
+        head = self.model.hidden_confidence_head or self.model.confidence_head
+        return head(states)
+
+    def run_block(self, batch, step: Step) -> torch.Tensor:
         """Block states [R, gamma, d] of [anchor, mask x (gamma-1)] at the anchor's position and after."""
         ids = torch.full((step.size, self.gamma), self.config.mask_token_id, dtype=torch.int64, device=step.anchors.device)
         ids[:, 0] = step.anchors

@@ -6,16 +6,31 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 from dspark_kernels.sampling import SamplingRows
 from dspark_kernels.types import AcceptRule, RequestRules, StepNoise
+from sglang_dspark.adjust import forbids_drafts
+from sglang_dspark.request import request_bounds
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+
+
+UNBOUNDED = 1 << 30
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the server allows a step now: window bounds, and the rule for requests that sample without a seed."""
+
+    rule: str
+    low: int = 0
+    high: int = UNBOUNDED
 
 
 @dataclass
@@ -29,6 +44,8 @@ class RequestState:
     rid: str
     seed: int
     seeded: bool  # the client gave the seed
+    low: int = 0  # bounds of this request's windows, as its client asked
+    high: int = UNBOUNDED
     steps: int = 0
 
     @classmethod
@@ -36,7 +53,9 @@ class RequestState:
         state = getattr(req, "dspark_state", None)
         if state is None:
             given = req.sampling_params.sampling_seed
-            state = cls(req.rid, _own_seed(req.rid, server_seed) if given is None else int(given), given is not None)
+            low, high = request_bounds(req.sampling_params.custom_params)
+            state = cls(req.rid, _own_seed(req.rid, server_seed) if given is None else int(given), given is not None,
+                        low, high)
             req.dspark_state = state
         return state
 
@@ -61,13 +80,15 @@ class BlockVerifyInput(DFlashVerifyInput):
 
 @dataclass
 class Step:
-    """One decode step over R requests and blocks of gamma drafts, as tensors on the device.
+    """One decode step over R requests and blocks of gamma drafts.
 
-    `anchors` int64 [R] are the last committed tokens, whose target KV is not stored yet; `prefix_lens` int64 [R]
-    counts the tokens whose KV is, so it is also the anchor's position; `slots` int64 [R, gamma+1] are the KV slots of
-    the anchor and the drafts; `room` [R] is how many drafts a request may still use (its token limit, less one).
+    On the device: `anchors` int64 [R] are the last committed tokens, whose target KV is not stored yet; `prefix_lens`
+    int64 [R] counts the tokens whose KV is, so it is also the anchor's position; `slots` int64 [R, gamma+1] are the
+    KV slots of the anchor and the drafts. On the host: `low` and `high` int64 [R] bound each request's window (its
+    token limit included), `greedy` bool [R], `context` is the sum of the prefixes.
     """
 
+    number: int
     states: list[RequestState]
     anchors: torch.Tensor
     prefix_lens: torch.Tensor
@@ -76,14 +97,14 @@ class Step:
     plan: KVLocPlan
     rows: SamplingRows
     noise: StepNoise
-    room: list[int]
+    low: np.ndarray
+    high: np.ndarray
+    greedy: np.ndarray
 
     @classmethod
-    def begin(cls, batch: ScheduleBatch, translator: KVIndexTranslator, gamma: int, rule: str, server_seed: int) -> Step:
-        """Read the engine's batch and count one more step for its requests.
-
-        Args: `rule` judges requests that sample and gave no seed ("token", "block" or "coupled").
-        """
+    def begin(cls, number: int, batch: ScheduleBatch, translator: KVIndexTranslator, gamma: int, bounds: Bounds,
+              server_seed: int) -> Step:
+        """Read the engine's batch and count one more step for its requests."""
         device = batch.seq_lens.device
         prefix = batch.seq_lens.to(torch.int64)
         columns = prefix.unsqueeze(1) + torch.arange(gamma + 1, device=device)
@@ -91,28 +112,30 @@ class Step:
         plan = translator.plan(req_pool_indices=batch.req_pool_indices, seq_lens=prefix,
                                seq_lens_cpu=batch.seq_lens_cpu, write_virtual=slots.reshape(-1), read_extent=gamma + 1)
         states = [RequestState.of(req, server_seed) for req in batch.reqs]
+        greedy = [req.sampling_params.top_k == 1 for req in batch.reqs]
         noise = StepNoise.draw(
             seeds=torch.tensor([s.seed for s in states], dtype=torch.int64, device=device),
             steps=torch.tensor([s.steps for s in states], dtype=torch.int64, device=device),
-            positions=prefix, block_size=gamma, rules=request_rules(batch.reqs, states, rule, device))
-        step = cls(
-            states=states,
-            anchors=batch.spec_info.bonus_tokens.view(-1),
-            prefix_lens=prefix,
-            prefix_lens_host=batch.seq_lens_cpu,
-            slots=slots,
-            plan=plan,
-            rows=sampling_rows(batch.reqs, device),
-            noise=noise,
-            room=[max(0, _tokens_left(req) - 1) for req in batch.reqs],
-        )
+            positions=prefix, block_size=gamma, rules=request_rules(states, greedy, bounds.rule, device))
+        high = [min(gamma, bounds.high, state.high, _tokens_left(req) - 1) for req, state in zip(batch.reqs, states)]
+        high = np.maximum(np.array([0 if forbids_drafts(r) else h for r, h in zip(batch.reqs, high)]), 0)
+        low = np.minimum(np.array([max(bounds.low, state.low) for state in states]), high)
         for state in states:
             state.steps += 1
-        return step
+        return cls(number, states, batch.spec_info.bonus_tokens.view(-1), prefix, batch.seq_lens_cpu, slots, plan,
+                   sampling_rows(batch.reqs, device), noise, low, high, np.array(greedy))
 
     @property
     def size(self) -> int:
         return len(self.states)
+
+    @property
+    def ids(self) -> list[str]:
+        return [state.rid for state in self.states]
+
+    @property
+    def context(self) -> int:
+        return int(self.prefix_lens_host.sum())
 
 
 def sampling_rows(reqs: list[Req], device: torch.device) -> SamplingRows:
@@ -122,16 +145,12 @@ def sampling_rows(reqs: list[Req], device: torch.device) -> SamplingRows:
                            [p.min_p for p in params], device=device)
 
 
-def request_rules(reqs: list[Req], states: list[RequestState], rule: str, device: torch.device) -> RequestRules:
+def request_rules(states: list[RequestState], greedy: list[bool], rule: str, device: torch.device) -> RequestRules:
     """Greedy for temperature 0, coupled for a request that gave a seed, else the server's rule."""
     default = AcceptRule[rule.upper()]
-
-    def of(req: Req, state: RequestState) -> AcceptRule:
-        if req.sampling_params.top_k == 1:
-            return AcceptRule.GREEDY
-        return AcceptRule.COUPLED if state.seeded else default
-
-    return RequestRules.of([of(req, state) for req, state in zip(reqs, states)], device=device)
+    rules = [AcceptRule.GREEDY if g else AcceptRule.COUPLED if state.seeded else default
+             for state, g in zip(states, greedy)]
+    return RequestRules.of(rules, device=device)
 
 
 def _tokens_left(req: Req) -> int:

@@ -24,6 +24,8 @@ from .windows import allocate_windows, window_bounds
 PRIOR_CONFIDENCE = 0.7  # what a position is worth before anything was seen
 PRIOR_ROWS = 4.0  # as if so many requests had shown it
 MEAN_ROWS = 512.0  # requests over which the running mean is taken
+LAGGED_STEPS = 8  # steps whose mean predicts a request's survival under policy `lagged`
+CASE_ROWS = 32  # rows of survival that a budget should rest on; fewer requests make up for it by older steps
 
 
 class Planner:
@@ -68,6 +70,7 @@ class Planner:
         self.min_window, self.max_window, self.max_step_seconds = min_window, max_window, max_step_seconds
         self.running_mean = PRIOR_CONFIDENCE ** np.arange(1.0, gamma + 1.0)
         self.last_budget: Budget | None = None
+        self.probing = False  # the last budget drafts although plain decoding is expected to win
         self._mean_rows = PRIOR_ROWS
         self._probe_clock = ProbeClock(ProbeSchedule() if probes is None else probes)
         self._values: np.ndarray | None = None
@@ -100,14 +103,17 @@ class Planner:
         if (self.policy == "ahead") != (context_survival is not None):
             raise ValueError(f"policy {self.policy!r} and context_survival={context_survival is not None} do not fit")
         if context_survival is None:
-            evidence = self.relay.read(step, request_ids, self.gamma)
+            history = LAGGED_STEPS if self.policy == "lagged" else -(-CASE_ROWS // len(request_ids))
+            evidence = self.relay.read(step, request_ids, self.gamma, history)
             self._learn_mean(evidence)
+            evidence = evidence.averaged() if self.policy == "lagged" else evidence
             self._values = evidence_values(evidence, self.running_mean)
         else:
             self._values = evidence_values(context_survival, None)
         self._set_bounds(min_window, max_window)
         plan = self._best(context_tokens, self._low, True)
-        if self._probe_clock.due(plan.skip_draft) and np.max(self._high) > 0:
+        self.probing = self._probe_clock.due(plan.skip_draft) and bool(np.max(self._high) > 0)
+        if self.probing:
             # A probe verifies at least one draft everywhere: confidence without outcomes teaches nothing.
             plan = self._best(context_tokens, np.maximum(self._low, 1), False)
         self.last_budget = plan
@@ -125,7 +131,7 @@ class Planner:
                              f"{' and the survival of this step' if self.policy == 'causal' else ' and nothing else'}")
         values = self._values if survival is None else survival
         if budget.skip_draft:
-            return np.zeros(len(values), np.int64)
+            return np.zeros(values.shape[-2], np.int64)
         high = np.minimum(self._high, budget.draft_length)
         low = self._low if budget.tokens else 0
         return allocate_windows(values, budget.tokens, min_window=low, max_window=high)
@@ -161,16 +167,17 @@ class Planner:
             return
         wanted = self.min_window if min_window is None else np.maximum(min_window, self.min_window)
         limit = high if max_window is None else np.minimum(max_window, high)
-        low, self._high = window_bounds(len(self._values), self.gamma, wanted, limit)
+        low, self._high = window_bounds(self._values.shape[-2], self.gamma, wanted, limit)
         self._low = 0 if low is None else low
         self._high = self.gamma if self._high is None else self._high
 
     def _learn_mean(self, evidence: LaggedSurvival) -> None:
         """Move the running mean per position; from lagged rows only, so that it cannot anticipate either."""
-        known = ~evidence.missing
+        youngest = evidence.values if evidence.values.ndim == 2 else evidence.values[0]
+        known = ~np.isnan(youngest[:, 0])
         rows = int(np.count_nonzero(known))
         if rows == 0:
             return
-        mean = (evidence.values if rows == len(known) else evidence.values[known]).mean(axis=0, dtype=np.float64)
+        mean = (youngest if rows == len(known) else youngest[known]).mean(axis=0, dtype=np.float64)
         self._mean_rows = min(self._mean_rows + rows, MEAN_ROWS)
         self.running_mean = self.running_mean + (mean - self.running_mean) * min(1.0, rows / self._mean_rows)

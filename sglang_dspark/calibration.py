@@ -1,0 +1,97 @@
+"""Confidence logits to survival in a running server: the draft's own temperatures, then what live outcomes teach."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from dspark_scheduler import Fingerprint, FingerprintMismatch, OnlineCalibrator, SequentialTemperatureScaling
+from dspark_scheduler.calibration import sigmoid
+
+KINDS = ("sampled", "greedy")  # temperature 0 accepts by another law, so it is calibrated apart
+
+
+class Calibration:
+    """Turns raw confidence into conditional acceptance probabilities, per position and kind of request.
+
+    Args:
+        gamma: positions.
+        mode: "online", "off", or the path of a file written by `sglang-dspark calibrate`.
+        draft_folder: where the draft's own `sts.json` may lie; its temperatures come first.
+        fingerprint: what the file must have been fitted on.
+
+    Raises:
+        ValueError: the file does not fit (see `SequentialTemperatureScaling.load`), or `sts.json` is malformed.
+    """
+
+    def __init__(self, gamma: int, mode: str, draft_folder: Path | None, fingerprint: Fingerprint) -> None:
+        self.gamma = gamma
+        self.mode = mode
+        self.fingerprint = fingerprint
+        self.temperatures = np.ones(gamma)
+        self.online = {kind: OnlineCalibrator(gamma) for kind in KINDS} if mode == "online" else {}
+        if mode not in ("online", "off"):
+            self.temperatures = np.asarray(SequentialTemperatureScaling.load(mode, fingerprint).temperatures)
+        elif mode == "online" and draft_folder is not None and (draft_folder / "sts.json").is_file():
+            self.temperatures = _draft_temperatures(draft_folder / "sts.json", gamma)
+
+    def conditional(self, logits: np.ndarray, greedy: np.ndarray) -> np.ndarray:
+        """Acceptance probability of each draft given those before it.
+
+        Args: logits float [R, k], k <= gamma; greedy bool [R]. Returns float64 [R, k].
+        """
+        scaled = self._scaled(logits)
+        if not self.online:
+            return sigmoid(scaled)[:, : logits.shape[1]]
+        rows = np.where(greedy[:, None], self.online["greedy"].apply(scaled), self.online["sampled"].apply(scaled))
+        return rows[:, : logits.shape[1]]
+
+    def observe(self, logits: np.ndarray, greedy: np.ndarray, acceptance: np.ndarray, observed: np.ndarray) -> None:
+        """Learn from one step.
+
+        Args: logits [R, k] as drafted; greedy bool [R]; acceptance [R, k] in [0, 1] where observed; observed bool [R, k]:
+        verified, and everything before it accepted.
+        """
+        if not self.online:
+            return
+        width = ((0, 0), (0, self.gamma - logits.shape[1]))
+        scaled, labels, mask = self._scaled(logits), np.pad(acceptance, width), np.pad(observed, width)
+        for kind, rows in (("sampled", ~greedy), ("greedy", greedy)):
+            if rows.any():
+                self.online[kind].observe(scaled[rows], labels[rows], mask[rows])
+            self.online[kind].end_step()
+
+    def ece(self) -> dict[str, list[float]]:
+        """Expected calibration error per position of the confidence that was in use, by kind of request."""
+        return {kind: [float(x) for x in calibrator.ece()] for kind, calibrator in self.online.items()}
+
+    def save(self, folder: Path) -> None:
+        """Keep what was learned, with its fingerprint."""
+        for kind, calibrator in self.online.items():
+            calibrator.save(folder / f"calibration-{kind}.json", self.fingerprint)
+
+    def restore(self, folder: Path) -> bool:
+        """Take over what an earlier server learned on exactly this; says whether there was anything."""
+        restored = False
+        for kind, calibrator in self.online.items():
+            path = folder / f"calibration-{kind}.json"
+            try:
+                if path.is_file():
+                    calibrator.restore(path, self.fingerprint)
+                    restored = True
+            except FingerprintMismatch:
+                continue  # another model's; it is overwritten when this server saves its own
+        return restored
+
+    def _scaled(self, logits: np.ndarray) -> np.ndarray:
+        padded = np.pad(np.asarray(logits, np.float64), ((0, 0), (0, self.gamma - logits.shape[1])))
+        return padded / self.temperatures
+
+
+def _draft_temperatures(path: Path, gamma: int) -> np.ndarray:
+    temperatures = np.asarray(json.loads(path.read_text()).get("temperatures", []), np.float64)
+    if temperatures.shape != (gamma,) or not (temperatures > 0).all():
+        raise ValueError(f"{path}: `temperatures` must be {gamma} positive numbers, one per drafted token")
+    return temperatures

@@ -1,0 +1,65 @@
+"""The live cost of a step: the scheduler's cost model, plus what this server's draft pays before its first token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dspark_scheduler import AdditiveCostModel, OnlineCostModel
+from dspark_scheduler.cost import table_at
+
+_RATIO_MEMORY = 64.0  # steps over which the draft backbone's time is averaged
+
+
+class ServerCost:
+    """A CostModel (dspark_scheduler) for the batch at hand.
+
+    A drafting step pays the backbone once per request, whatever is drafted; `draft_seconds` of the scheduler's model
+    speaks of drafted slots only. `requests` is set before every plan, and the backbone's seconds are added to any draft.
+
+    Args:
+        model: target and head costs; an OnlineCostModel learns, an AdditiveCostModel stays as it is.
+        backbone: (requests, seconds) probes of the draft's block forward and of writing its context.
+    """
+
+    def __init__(self, model: OnlineCostModel | AdditiveCostModel, backbone: tuple) -> None:
+        self.model = model
+        self.backbone = backbone
+        self.requests = 1
+        self._ratio = 1.0
+
+    def step_seconds(self, requests, tokens, context=0):
+        """Seconds of the target's part of a step (see `AdditiveCostModel.step_seconds`)."""
+        return self.model.step_seconds(requests, tokens, context)
+
+    def draft_seconds(self, slots):
+        """Seconds of drafting `slots` tokens for the batch at hand, the backbone included."""
+        return self.model.draft_seconds(slots) + self.backbone_seconds(self.requests)
+
+    def backbone_seconds(self, requests: int) -> float:
+        return float(table_at(self.backbone, requests)) * self._ratio
+
+    def observe(self, *, requests: int, rows: int, context: float, seconds: float, slots: int,
+                backbone_seconds: float, head_seconds: float) -> None:
+        """Learn from one step; `seconds` is the whole of it, `slots` 0 for a step that did not draft."""
+        if not isinstance(self.model, OnlineCostModel):
+            return
+        if slots:
+            measured = backbone_seconds / max(float(table_at(self.backbone, requests)), 1e-9)
+            # A stalled step must not move the ratio far: one step counts for at most twice what is expected.
+            self._ratio += (np.clip(measured, 0.5 * self._ratio, 2 * self._ratio) - self._ratio) / _RATIO_MEMORY
+        self.model.observe(requests, rows, context, max(seconds - backbone_seconds, 1e-6), slots=slots,
+                           draft_seconds=head_seconds if slots else None)
+
+    def to_dict(self) -> dict:
+        """JSON types: the model in use now, and the backbone as measured now."""
+        model = self.model.model if isinstance(self.model, OnlineCostModel) else self.model
+        probes, seconds = self.backbone
+        return {"model": model.to_dict(), "backbone": [list(map(float, probes)), [float(s) * self._ratio for s in seconds]]}
+
+    @classmethod
+    def from_dict(cls, body: dict, *, learn: bool) -> ServerCost:
+        """Raises ValueError for anything that `to_dict` would not write."""
+        if set(body) != {"model", "backbone"}:
+            raise ValueError(f"not a server cost: keys {sorted(body)}")
+        model = AdditiveCostModel.from_dict(body["model"])
+        return cls(OnlineCostModel(model) if learn else model, tuple(np.asarray(x, np.float64) for x in body["backbone"]))

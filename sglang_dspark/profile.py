@@ -1,0 +1,134 @@
+"""Measuring this server's own step: real forwards of target and draft at start-up, on slot 0, before any request."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+
+from dspark_kernels.sampling import SamplingRows
+from dspark_kernels.types import AcceptRule, RequestRules, StepNoise
+from dspark_scheduler import fit_cost_model
+from sglang_dspark.cost import ServerCost
+from sglang_dspark.drafter import Drafter
+from sglang_dspark.step import BlockVerifyInput
+
+logger = logging.getLogger(__name__)
+
+REQUESTS = (1, 2, 4, 8, 16, 32)
+CONTEXT = 128  # tokens before each probe's rows: a short chat
+HOST_SECONDS = 0.002  # what the engine spends around a forward; steps of real traffic correct it
+
+
+def measure(drafter: Drafter, runner, gamma: int, *, seconds: float = 10.0, max_requests: int = 32) -> dict:
+    """Time forwards of the target over (requests, rows), the draft's backbone and its head, for about `seconds`.
+
+    Returns: a body for `ServerCost.from_dict`.
+    """
+    sizes = [r for r in REQUESTS if r <= max_requests] or [1]
+    points = [(r, r + round(r * gamma * share)) for r in sizes for share in (0, 0.2, 0.5, 1)]
+    points = sorted(set(points))
+    started = time.perf_counter()
+    target = _medians({p: (lambda p=p: run_target(runner, gamma, *p)) for p in points}, started, 0.7 * seconds)
+    backbone = _medians({r: (lambda r=r: run_backbone(drafter, r)) for r in sizes}, started, 0.85 * seconds)
+    slots = sorted({(r, k) for r in sizes for k in {1, (gamma + 1) // 2, gamma}})
+    head = _medians({p: (lambda p=p: run_head(drafter, *p)) for p in slots}, started, seconds)
+    model = fit(target, head, CONTEXT)
+    logger.info("measured the step's cost with %d probes in %.1f s", len(target) + len(backbone) + len(head),
+                time.perf_counter() - started)
+    probes = sorted(backbone)
+    rising = np.maximum.accumulate([backbone[r] for r in probes])
+    return {"model": model.to_dict(), "backbone": [[float(r) for r in probes], [float(s) for s in rising]]}
+
+
+def fit(target: dict[tuple[int, int], float], head: dict[tuple[int, int], float], context: int):
+    """An AdditiveCostModel from medians: target by (requests, rows), head by (requests, length)."""
+    rows = [(r, m, s + HOST_SECONDS, context * r, 0) for (r, m), s in target.items()]
+    rows += [(0, 0, s, 0, r * k) for (r, k), s in head.items()]
+    requests, tokens, times, contexts, slots = (list(column) for column in zip(*rows))
+    knots = sorted({m for _, m in target})
+    return fit_cost_model(requests, tokens, times, context=contexts, slots=slots,
+                          theta_knots=knots[:: max(1, len(knots) // 12)] + [knots[-1] + 1],
+                          draft_knots=sorted({r * k for r, k in head})[::2])
+
+
+def _medians(probes: dict, started: float, deadline: float) -> dict:
+    """Median seconds of each probe: one warm run and one timed run of all, then more rounds until the deadline."""
+    samples: dict = {key: [] for key in probes}
+    for round_number in range(8):
+        for key, run in probes.items():
+            if round_number == 0:
+                run()  # the first call of a shape allocates and warms up
+            samples[key].append(_timed(run))
+        if time.perf_counter() - started > deadline:
+            break
+    return {key: statistics.median(values) for key, values in samples.items()}
+
+
+def _timed(run: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def run_target(runner, gamma: int, requests: int, rows: int) -> None:
+    """One verification of `rows` rows over `requests` requests, all of whose slots are the padding slot."""
+    share, extra = divmod(rows, requests)
+    counts = [share + (r < extra) for r in range(requests)]
+    positions = torch.cat([CONTEXT + torch.arange(n, device=runner.device) for n in counts])
+    _forward(runner, counts, positions, gamma + 1, CaptureHiddenMode.FULL, causal=True)
+
+
+def run_backbone(drafter: Drafter, requests: int) -> None:
+    """The draft's block forward, and the context of one committed token per request."""
+    positions = (CONTEXT + torch.arange(drafter.gamma, device=drafter.runner.device)).repeat(requests)
+    _forward(drafter.runner, [drafter.gamma] * requests, positions, drafter.gamma, CaptureHiddenMode.NULL, causal=False)
+    width = drafter.config.hidden_size * len(drafter.config.target_layer_ids)
+    features = torch.ones(requests, width, dtype=drafter.model.fc.weight.dtype, device=drafter.runner.device)
+    drafter.absorb(features, positions[:requests], torch.zeros_like(positions[:requests]))
+
+
+def run_head(drafter: Drafter, requests: int, length: int) -> None:
+    """The sequential head over `length` tokens of `requests` requests that sample at temperature 1."""
+    device = drafter.runner.device
+    zeros = torch.zeros(requests, dtype=torch.int64, device=device)
+    noise = StepNoise.draw(zeros, zeros, zeros, drafter.gamma, RequestRules.of([AcceptRule.BLOCK] * requests, device=device))
+    states = torch.ones(requests, drafter.gamma, drafter.config.hidden_size, dtype=drafter.model.fc.weight.dtype,
+                        device=device)
+    step = _HeadStep(zeros, SamplingRows.of([1.0] * requests, device=device), noise, requests)
+    block = drafter.sample(states, step, length)
+    if drafter.model.confidence_head is not None:
+        drafter.confidence(states, zeros, block.tokens)
+
+
+class _HeadStep:
+    """The four fields of a Step that sampling reads."""
+
+    def __init__(self, anchors, rows, noise, size) -> None:
+        self.anchors, self.rows, self.noise, self.size = anchors, rows, noise, size
+
+
+@torch.inference_mode()
+def _forward(runner, counts: list[int], positions: torch.Tensor, width: int, capture, *, causal: bool) -> None:
+    requests, device = len(counts), runner.device
+    ids = torch.ones_like(positions)
+    pool_rows = torch.arange(requests, device=device)
+    lens = torch.full((requests,), CONTEXT, dtype=torch.int64, device=device)
+    spec = BlockVerifyInput(draft_token=ids, positions=positions, draft_token_num=width, capture_hidden_mode=capture,
+                            rows_per_request=counts, causal=causal)
+    forward = ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY, batch_size=requests, input_ids=ids, req_pool_indices=pool_rows,
+        seq_lens=lens, out_cache_loc=None, seq_lens_sum=CONTEXT * requests, seq_lens_cpu=lens.cpu(),
+        positions=positions, spec_algorithm=runner.spec_algorithm, spec_info=spec, capture_hidden_mode=capture,
+        global_num_token_non_padded_cpu=len(ids))
+    plan = runner.kv_index_translator.plan(req_pool_indices=pool_rows, seq_lens=lens, seq_lens_cpu=lens.cpu(),
+                                           write_virtual=torch.zeros_like(positions), read_extent=width)
+    plan.bind(forward, runner.kv_index_translator)
+    runner.forward(forward)

@@ -1,0 +1,176 @@
+"""Speculation as it is set now: mode, rule, policy and bounds, switchable between steps, and what they need."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+import torch
+
+from dspark_scheduler import Fingerprint, FingerprintMismatch, Planner
+from dspark_scheduler.fingerprint import load_measurement, save_measurement
+from sglang_dspark.calibration import Calibration
+from sglang_dspark.compat import installed_version
+from sglang_dspark.config import ConfigError, DSparkConfig
+from sglang_dspark.cost import ServerCost
+from sglang_dspark.profile import measure
+from sglang_dspark.step import UNBOUNDED, Bounds
+from sglang_dspark.windows import POLICIES, PlannedWindows, StaticWindows
+
+if TYPE_CHECKING:
+    from sglang_dspark.drafter import Drafter
+
+logger = logging.getLogger(__name__)
+
+COST_KIND = "server-cost"
+SAVE_EVERY = 1024  # decode steps between two saves of what was learned
+
+
+class Speculation:
+    """What a worker asks at every step: `windows` (the policy in force) and `bounds`.
+
+    Args:
+        config: as the server was started.
+        drafter: of this rank; its draft decides which policies are possible.
+        fingerprint: of target, draft and machine, for cost and calibration files.
+        learning: whether this rank writes files (the first one does).
+
+    Raises:
+        ConfigError: a policy or mode that the draft cannot serve.
+    """
+
+    def __init__(self, config: DSparkConfig, drafter: Drafter, fingerprint: Fingerprint, *, learning: bool) -> None:
+        self.drafter, self.fingerprint, self.learning = drafter, fingerprint, learning
+        self.folder = state_folder(fingerprint)
+        self.calibration = Calibration(drafter.gamma, config.calibration, drafter.folder, fingerprint)
+        self.calibration.restore(self.folder)
+        self.cost: ServerCost | None = None
+        self._planned: dict[str, PlannedWindows] = {}
+        self._static = StaticWindows(drafter)
+        self.config = config
+        self._check(config)
+
+    def measure(self, runner, max_requests: int) -> None:
+        """Find the step's cost: from the file that was given, the cache, or by timing forwards now."""
+        path = self.folder / "cost.json" if self.config.cost_model == "auto" else Path(self.config.cost_model)
+        body = None
+        if path.is_file():
+            try:
+                body = load_measurement(path, COST_KIND, self.fingerprint)
+            except FingerprintMismatch:
+                if self.config.cost_model != "auto":
+                    raise
+        if body is None:
+            body = measure(self.drafter, runner, self.drafter.gamma, max_requests=max_requests)
+            if self.learning:
+                save_measurement(path, COST_KIND, self.fingerprint, body)
+        self.cost = ServerCost.from_dict(body, learn=self.config.cost_model == "auto")
+
+    @property
+    def windows(self) -> PlannedWindows | StaticWindows:
+        if self.config.verify_mode in ("static", "off"):
+            return self._static
+        return self._policy(self.policy_name)
+
+    @property
+    def policy_name(self) -> str:
+        return self.config.window_policy or default_policy(self.drafter)
+
+    @property
+    def bounds(self) -> Bounds:
+        c = self.config
+        if c.verify_mode == "off":
+            return Bounds(c.accept_rule, 0, 0)
+        return Bounds(c.accept_rule, c.min_window, UNBOUNDED if c.max_window is None else c.max_window)
+
+    def switch(self, changes: dict) -> DSparkConfig:
+        """Take over new settings between two steps.
+
+        Raises:
+            ConfigError: settings that contradict each other or that the draft cannot serve; nothing changes then.
+        """
+        config = dataclasses.replace(self.config, **changes)
+        self._check(config)
+        self.config = config
+        for policy in self._planned.values():
+            self._apply_ceiling(policy.planner)
+        logger.info("speculation is now %s", config)
+        return config
+
+    def save(self) -> None:
+        """Write what was learned, so that the next server starts with it."""
+        if not self.learning:
+            return
+        self.calibration.save(self.folder)
+        if self.cost is not None and self.config.cost_model == "auto":
+            save_measurement(self.folder / "cost.json", COST_KIND, self.fingerprint, self.cost.to_dict())
+
+    def _policy(self, name: str) -> PlannedWindows:
+        if name not in self._planned:
+            kind = POLICIES[name]
+            planner = Planner(self.drafter.gamma, self.cost, policy="causal" if name == "causal" else "lagged",
+                              drafting=kind.drafting)
+            self._apply_ceiling(planner)
+            self._planned[name] = kind(self.drafter, planner, self.cost, self.calibration)
+        return self._planned[name]
+
+    def _apply_ceiling(self, planner: Planner) -> None:
+        ceiling = self.config.max_step_ms
+        planner.max_step_seconds = None if ceiling is None else ceiling / 1000
+
+    def _check(self, config: DSparkConfig) -> None:
+        check_draft(config, self.drafter.config)
+
+
+def check_draft(config: DSparkConfig, draft) -> None:
+    """Refuse settings that a draft (`DraftConfig`) cannot serve.
+
+    Raises:
+        ConfigError: naming the flag, the draft's key and the fix.
+    """
+    if config.max_window is not None and config.max_window > draft.block_size:
+        raise ConfigError(f"--max-window {config.max_window}: the draft's block_size is {draft.block_size}; at most that")
+    if config.min_window > draft.block_size:
+        raise ConfigError(f"--min-window {config.min_window}: the draft's block_size is {draft.block_size}; at most that")
+    if config.verify_mode in ("compact", "cap-accept") and not draft.enable_confidence_head:
+        raise ConfigError(f"--verify-mode {config.verify_mode} sizes windows by the draft's confidence, and this draft has "
+                          "none (enable_confidence_head: false): use --verify-mode static or off")
+    if config.window_policy == "ahead" and not draft.has_hidden_confidence:
+        raise ConfigError("--window-policy ahead needs a confidence that reads no drafted token, and this draft has "
+                          "confidence_head_with_markov: true and no hidden_confidence_head: use causal or lagged")
+
+
+def default_policy(drafter: Drafter) -> str:
+    """`ahead` where the host may wait for the block's states (a CPU) and the draft allows it, else `causal`."""
+    on_cpu = torch.device(drafter.runner.device).type == "cpu"
+    return "ahead" if on_cpu and drafter.config.has_hidden_confidence else "causal"
+
+
+def state_folder(fingerprint: Fingerprint) -> Path:
+    """Where cost and calibration of exactly this server are kept."""
+    digest = hashlib.blake2b(repr(fingerprint).encode(), digest_size=8).hexdigest()
+    return Path(platformdirs.user_cache_dir("sglang-dspark")) / "servers" / digest
+
+
+def fingerprint_of(model_config, draft_folder: Path, gamma: int, device: str, tp: int) -> Fingerprint:
+    """The fingerprint of a running server."""
+    return Fingerprint(
+        target=checkpoint_digest(Path(model_config.model_path)), draft=checkpoint_digest(draft_folder), gamma=gamma,
+        device=device, dtype=str(model_config.dtype).removeprefix("torch."), tp=tp, engine=f"sglang {installed_version()}")
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """A quick digest of a checkpoint: its config, and each weight file's name, size and both ends."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with open(file, "rb") as stream:
+            digest.update(stream.read(1 << 16))
+            stream.seek(max(0, size - (1 << 16)))
+            digest.update(stream.read())
+    return digest.hexdigest()
