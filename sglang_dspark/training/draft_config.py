@@ -50,11 +50,15 @@ class DraftConfig:
         if not self.feature_layers:
             problems.append("target_layer_ids is empty: name at least one target layer")
         if self.rank < 0 or (self.rank and self.head_type not in HEADS):
-            problems.append(f"markov_rank {self.rank} with markov_head_type {self.head_type!r}: one of {', '.join(HEADS)}")
+            problems.append(
+                f"markov_rank {self.rank} with markov_head_type {self.head_type!r}: one of {', '.join(HEADS)}"
+            )
         if self.confidence and self.confidence_with_markov and self.rank == 0:
             problems.append("confidence_head_with_markov needs markov_rank above 0")
         if self.heads % self.kv_heads or not 0 < self.draft_vocab_size <= self.vocab_size:
-            problems.append(f"{self.heads} heads over {self.kv_heads} kv heads, draft_vocab_size {self.draft_vocab_size}")
+            problems.append(
+                f"{self.heads} heads over {self.kv_heads} kv heads, draft_vocab_size {self.draft_vocab_size}"
+            )
         if problems:
             raise ValueError("; ".join(problems))
 

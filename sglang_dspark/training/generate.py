@@ -100,7 +100,9 @@ class Generator:
 
     def _decode(self) -> None:
         rows = torch.arange(len(self.requests))
-        fed = (self.lengths - 1).clamp_min(0)  # idle slots recompute position 0 of themselves: harmless, and keeps the batch
+        fed = (self.lengths - 1).clamp_min(
+            0
+        )  # idle slots recompute position 0 of themselves: harmless, and keeps the batch
         positions = fed[:, None].to(self.target.device)
         ids = self.tokens[rows, fed].long()[:, None].to(self.target.device)
         features, final = self.target.forward(ids, SlotView.at(self.cache, positions))
@@ -139,5 +141,9 @@ class Generator:
         rows = torch.tensor(active)
         self.cache = self.cache.select(rows.to(self.target.device))
         self.tokens, self.features, self.final = self.tokens[rows], self.features[rows], self.final[rows]
-        self.lengths, self.temperature, self.log_totals = self.lengths[rows], self.temperature[rows], self.log_totals[rows]
+        self.lengths, self.temperature, self.log_totals = (
+            self.lengths[rows],
+            self.temperature[rows],
+            self.log_totals[rows],
+        )
         self.requests = [self.requests[row] for row in active]

@@ -110,7 +110,9 @@ class DSparkDraft(nn.Module):
         self.config = c = config
         for name, weight in (("embedding", embedding), ("lm_head", lm_head)):
             if tuple(weight.shape) != (c.vocab_size, c.hidden_size):
-                raise ValueError(f"the {name} is {tuple(weight.shape)}, the draft needs {(c.vocab_size, c.hidden_size)}")
+                raise ValueError(
+                    f"the {name} is {tuple(weight.shape)}, the draft needs {(c.vocab_size, c.hidden_size)}"
+                )
         self.fc = nn.Linear(len(c.feature_layers) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(c) for _ in range(c.layers))
@@ -120,7 +122,8 @@ class DSparkDraft(nn.Module):
         self.hidden_confidence_head = ConfidenceHead(c.hidden_size) if c.hidden_confidence else None
         if c.restricted:
             self.register_buffer("draft_token_ids", torch.arange(c.draft_vocab_size))
-        self.embedding, self._lm_head, self._rows = embedding, lm_head, None
+        # Plain tensors, not parameters: shared with the target, never trained, never saved.
+        self.embedding, self._lm_head, self._rows = embedding.detach(), lm_head.detach(), None
 
     @property
     def lm_head(self) -> torch.Tensor:

@@ -63,7 +63,9 @@ def save_prompts(prompts: Iterable[Prompt], path: Path) -> None:
         for prompt in prompts:
             row = asdict(prompt)
             messages = [{"role": role, "content": content} for role, content in row.pop("messages")]
-            out.write(json.dumps({"class": row["kind"], "messages": messages, "temperature": row["temperature"]}) + "\n")
+            out.write(
+                json.dumps({"class": row["kind"], "messages": messages, "temperature": row["temperature"]}) + "\n"
+            )
 
 
 def encode(prompt: Prompt, tokenizer) -> tuple[int, ...]:

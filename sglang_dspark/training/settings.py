@@ -14,6 +14,7 @@ DTYPES = ("bfloat16", "float32")
 class TrainSettings(BaseModel):
     """Settings of one ``train-draft`` run. Unknown names are refused; sizes are checked when built.
 
+    Machine: ``workers`` processes of ``threads`` threads each (a GPU wants one).
     Data: ``prompts`` is a JSONL path or None for the package sources; ``answers`` prompts are answered with at most
     ``max_new`` tokens; ``text_tokens`` tokens of packaged text are captured without generation.
     Draft: ``gamma`` drafted tokens, ``layers``, ``feature_layers`` (outputs of target layers), ``head`` of rank ``rank``
@@ -27,6 +28,7 @@ class TrainSettings(BaseModel):
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    workers: int = Field(1, ge=1)
     threads: int = Field(1, ge=1)
 
     prompts: str | None = None
@@ -64,7 +66,8 @@ class TrainSettings(BaseModel):
     decay: float = Field(4.0, gt=0)
     checkpoint_minutes: float = Field(4.0, gt=0)
 
-    evaluation_prompts: int = Field(40, ge=1)
+    held_prompts: int = Field(120, ge=2)
+    evaluation_prompts: int = Field(40, ge=2)
     evaluation_new: int = Field(96, ge=2)
     evaluation_batch: int = Field(16, ge=1)
 

@@ -39,7 +39,9 @@ class Example:
     def __post_init__(self) -> None:
         n = self.tokens.shape[0]
         if not (0 < self.prompt_length < n and self.features.shape[0] == n and self.final.shape[0] == n):
-            raise ValueError(f"a sequence of {n} tokens with prompt {self.prompt_length} and {self.features.shape[0]} features")
+            raise ValueError(
+                f"a sequence of {n} tokens with prompt {self.prompt_length} and {self.features.shape[0]} features"
+            )
 
 
 class ShardWriter:
@@ -108,4 +110,6 @@ def check_shards(paths: Sequence[Path], expected: dict) -> None:
             found = {key: json.loads(value) for key, value in (f.metadata() or {}).items()}
         differing = {k: (found.get(k), v) for k, v in expected.items() if found.get(k) != v}
         if differing:
-            raise ValueError(f"{path} was made with other settings (found, expected): {differing}; use another work folder")
+            raise ValueError(
+                f"{path} was made with other settings (found, expected): {differing}; use another work folder"
+            )

@@ -103,6 +103,16 @@ def slot_attention(module, query, key, value, attention_mask, scaling=None, slot
     return out.view(b, heads, n, d).transpose(1, 2), None
 
 
+def check_feature_layers(layers: Sequence[int], target_layers: int) -> None:
+    """Raise ValueError for a feature layer that the target lacks, or its last one."""
+    for layer in layers:
+        if not 0 <= layer < target_layers - 1:
+            raise ValueError(
+                f"feature layer {layer} is out of range: the target has layers 0..{target_layers - 1}, and the last one "
+                "cannot be used (its output is the final hidden state already)"
+            )
+
+
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, slot_attention)
 
 
@@ -115,15 +125,12 @@ class Target:
         device, dtype: where and how it runs.
     """
 
-    def __init__(self, path: str | Path, layers: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.bfloat16):
+    def __init__(
+        self, path: str | Path, layers: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.bfloat16
+    ):
         self.path, self.layers, self.device, self.dtype = Path(path), tuple(layers), torch.device(device), dtype
         config = AutoConfig.from_pretrained(path)
-        for layer in self.layers:
-            if not 0 <= layer < config.num_hidden_layers - 1:
-                raise ValueError(
-                    f"feature layer {layer} is out of range: the target has layers 0..{config.num_hidden_layers - 1}, and "
-                    "the last one cannot be used (its output is the final hidden state already)"
-                )
+        check_feature_layers(self.layers, config.num_hidden_layers)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=ATTENTION_NAME)
         self.model.eval().requires_grad_(False).to(self.device)
         self.config = self.model.config

@@ -114,7 +114,9 @@ def test_a_draft_block_follows_the_papers_equations(case):
     np.testing.assert_allclose(base[0].numpy(), expected @ draft._lm_head.double().numpy()[ids].T, atol=1e-3)
     np.testing.assert_allclose(bias, paper_bias(draft, previous[0].tolist(), expected), atol=1e-4)
     w1 = draft.markov_head.markov_w1.weight.detach().double().numpy()[previous[0]]
-    weight, b = (p.detach().double().numpy() for p in (draft.confidence_head.proj.weight[0], draft.confidence_head.proj.bias))
+    weight, b = (
+        p.detach().double().numpy() for p in (draft.confidence_head.proj.weight[0], draft.confidence_head.proj.bias)
+    )
     np.testing.assert_allclose(confidence, np.concatenate([expected, w1], -1) @ weight + b, atol=1e-3)
 
 
@@ -156,7 +158,9 @@ def test_a_saved_draft_loads_and_a_wrong_one_is_named(tmp_path):
     loaded = load_draft(tmp_path, draft.embedding, draft._lm_head)
     features = torch.randn(1, 6, 64)
     with torch.no_grad():
-        torch.testing.assert_close(loaded.draft_block(features, torch.tensor([1])), draft.draft_block(features, torch.tensor([1])))
+        torch.testing.assert_close(
+            loaded.draft_block(features, torch.tensor([1])), draft.draft_block(features, torch.tensor([1]))
+        )
     save_file({k: v for k, v in state.items() if k != "fc.weight"}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="fc.weight"):
         load_draft(tmp_path, draft.embedding, draft._lm_head)

@@ -1,0 +1,134 @@
+"""The whole pipeline on a randomly initialised Qwen3 of four small layers: prompts to model card, in one command.
+
+Catches a stage that does not hand on what the next one needs, a result folder that does not load, a second run that
+starts from nothing. Strength: it says nothing about how good a draft gets (a random target cannot be learnt in a minute),
+but training on its own answers must raise the expected accepted length above the untrained draft's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from typer.testing import CliRunner
+
+from sglang_dspark.training.model import load_draft
+
+PROMPTS = [f"{a} {b} {c}" for a in ("tell", "write", "solve") for b in ("me", "a", "the") for c in "abcdefg"]
+
+
+@pytest.fixture(scope="module")
+def tiny_target(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    words = ["<unk>", "<mask>", "<end>"] + [f"w{i}" for i in range(61)]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        eos_token_id=2,
+        initializer_range=0.4,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [
+        {"class": "chat" if i % 2 else "code", "messages": [{"role": "user", "content": p}]}
+        for i, p in enumerate(PROMPTS)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def command(*arguments: object):
+    import typer
+
+    from sglang_dspark.commands.train_draft import train_draft
+
+    app = typer.Typer()
+    app.command()(train_draft)
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+SETTINGS = (
+    "answers=120 max_new=24 max_prompt=16 generation_batch=32 shard_tokens=500 gamma=3 layers=1 rank=8 draft_vocab=48 "
+    "steps=60 minutes=1.0 sequences_per_step=8 anchors=8 learning_rate=0.01 held_prompts=10 evaluation_prompts=6 "
+    "evaluation_new=24 workers=2 dtype=float32 device=cpu feature_layers=[0,2]"
+)
+
+
+def test_one_command_makes_a_draft_that_loads_and_a_second_run_finds_it_done(tmp_path, tiny_target, prompts_file):
+    out = tmp_path / "draft"
+    pairs = [x for pair in SETTINGS.split() for x in ("--set", pair)]
+    arguments = ("--out", out, "--target", tiny_target, "--prompts", prompts_file, *pairs)
+    result = command(*arguments)
+    assert result.exit_code == 0, result.output
+    state = torch.load(tmp_path / "draft.work" / "checkpoint.pt", weights_only=True)
+    assert state["step"] >= 60
+    for name in (
+        "config.json",
+        "model.safetensors",
+        "sts.json",
+        "README.md",
+        "settings.json",
+        "evaluation.json",
+        "tokenizer.json",
+    ):
+        assert (out / name).exists(), name
+    weights = tiny_target_weights(tiny_target)
+    draft = load_draft(out, weights, weights)
+    assert draft.config.architecture == "Qwen3DSparkModel" and draft.config.hidden_confidence
+    log = json.loads((out / "training_log.json").read_text())
+    assert log[-1]["held_length"] > 1.05
+    sts = json.loads((out / "sts.json").read_text())
+    assert len(sts["temperatures"]) == len(sts["hidden_temperatures"]) == 3
+    card = (out / "README.md").read_text()
+    assert "| chat |" in card and "AUC" in card
+    stamp = (tmp_path / "draft.work" / "checkpoint.pt").stat().st_mtime
+    assert command(*arguments).exit_code == 0
+    assert (tmp_path / "draft.work" / "checkpoint.pt").stat().st_mtime == stamp
+    other = command(*arguments, "--set", "rank=4")
+    assert other.exit_code == 1 and "rank" in other.output
+
+
+def tiny_target_weights(folder: Path) -> torch.Tensor:
+    return Qwen3ForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+
+
+def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path, tiny_target):
+    result = command("--out", tmp_path / "x" / "draft", "--target", tiny_target, "--dry-run", "--device", "cpu")
+    assert result.exit_code == 0 and "parameters" in result.output
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "arguments, word",
+    [
+        (("--set", "gama=3"), "gama"),
+        (("--gamma", 0), "gamma"),
+        (("--rank", 0), "rank 0"),
+        (("--set", "answers=900000000", "--dry-run"), "free"),
+        (("--feature-layers", "3", "--dry-run"), "feature layer 3"),
+        (("--target", "/nowhere"), "config.json"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once_in_one_line(tmp_path, tiny_target, arguments, word):
+    result = command("--target", tiny_target, "--out", tmp_path / "draft", "--device", "cpu", *arguments)
+    assert result.exit_code in (1, 2) and word in result.output
+    assert "Traceback" not in result.output
