@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from .cost import AdditiveCostModel, CostModel
+from .cost import CostModel
 from .windows import allocate_windows
 
 
@@ -65,15 +67,23 @@ def floor_lookup_budget(
     return int(np.argmax(expected * steps_per_second[np.clip(place, 0, len(probes) - 1)]))
 
 
-def best_schedule(cost: AdditiveCostModel, mean_survival: np.ndarray, requests: int, context: float = 0) -> int:
+def best_schedule(
+    cost: CostModel, mean_survival: np.ndarray, requests: int, slots: Callable[[int, int, int], int], context: float = 0
+) -> int:
     """The fixed length that is best on average at this batch size: what a tuned table length(batch size) holds.
 
     Args:
+        cost: seconds of a step.
         mean_survival: [γ] survival averaged over all requests.
+        requests: R.
+        slots: (R, γ, length) -> slots the draft computes.
+        context: tokens of context of all requests together.
     """
     gamma = len(mean_survival)
-    lengths = np.arange(gamma + 1)
-    expected = requests * (1.0 + np.concatenate([[0.0], np.cumsum(mean_survival)]))
-    seconds = cost.step_seconds(requests, requests * (1 + lengths), context)
-    seconds = seconds + np.where(lengths > 0, cost.draft_seconds(requests * gamma), 0.0)
-    return int(np.argmax(expected / seconds))
+    rates = [
+        requests * (1 + float(mean_survival[:length].sum()))
+        / float(cost.step_seconds(requests, requests * (1 + length), context)
+                + cost.draft_seconds(slots(requests, gamma, length)))
+        for length in range(gamma + 1)
+    ]
+    return int(np.argmax(rates))

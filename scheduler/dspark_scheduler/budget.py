@@ -57,7 +57,9 @@ def best_budget(
     `plan_budget`.
 
     Args:
-        values: [R, γ] survival, R >= 1, non-increasing along rows, no NaN.
+        values: [R, γ] survival, R >= 1, non-increasing along rows, no NaN; or [H, R, γ], equally likely cases of it.
+            Then τ(K) is the mean over the cases of what their own best K commit: windows are chosen later, by the
+            survival that will really be there.
         cost: seconds of a step; `AdditiveCostModel` or `OnlineCostModel`.
         min_window, max_window: bounds of every window, a number or one per request [R]; None is γ. A minimum above
             zero anywhere forbids skipping the draft: whoever sets it asks for drafting.
@@ -74,11 +76,11 @@ def best_budget(
         ValueError: survival is empty or not in [0, 1], or `drafting` is unknown.
     """
     values = np.asarray(values)
-    if values.ndim != 2 or values.size == 0:
+    if values.ndim not in (2, 3) or values.size == 0:
         raise ValueError(f"survival must be a matrix [requests >= 1, block size >= 1], got shape {values.shape}")
     if drafting not in DRAFTING:
         raise ValueError(f"drafting {drafting!r} is not one of {DRAFTING}")
-    requests, gamma = values.shape
+    requests, gamma = values.shape[-2:]
     low, high = window_bounds(requests, gamma, min_window, max_window)
     least = 0 if low is None else int(low.max())
     deepest = gamma if high is None else int(high.max())
@@ -111,7 +113,7 @@ def _best_at_length(
     slots: int | None,
 ) -> Budget:
     """The best K when no window is longer than `length` and the draft computes `slots` slots (None: as many as K)."""
-    requests = len(values)
+    requests = values.shape[-2]
     base, floor, ladder = _candidates(values, low, high, length)
     expected = np.empty(len(ladder) + 1)
     expected[0] = requests + base
@@ -132,22 +134,23 @@ def _candidates(
     values: np.ndarray, low: np.ndarray | None, high: np.ndarray | None, length: int
 ) -> tuple[float, int, np.ndarray]:
     """Survival that is verified in any case, how many entries that is, and the other entries in falling order."""
-    values = values[:, :length]
+    values = values[..., :length]
+    cases = len(values) if values.ndim == 3 else 1
     if low is None:
-        base, floor, chosen = 0.0, 0, values.ravel()
+        base, floor, chosen = 0.0, 0, values.reshape(cases, -1)
     else:
         position = np.arange(length)
         forced = position < low[:, None]
-        certain = values[forced]
+        certain = values[..., forced]
         if certain.size and not (0.0 <= certain.min() and certain.max() <= 1.0):
             raise ValueError("survival must lie in [0, 1] and hold no NaN")
-        base, floor = float(certain.sum(dtype=np.float64)), certain.size
-        chosen = values[~forced & (position < high[:, None])]
-    ladder = np.sort(chosen)[::-1]
+        base, floor = float(certain.sum(dtype=np.float64)) / cases, int(np.count_nonzero(forced))
+        chosen = values[..., ~forced & (position < high[:, None])].reshape(cases, -1)
+    ladder = np.sort(chosen, axis=1)[:, ::-1]
     # Sorted, NaN comes last; so two comparisons check every entry.
-    if len(ladder) and not (0.0 <= ladder[-1] and ladder[0] <= 1.0):
+    if ladder.shape[1] and not (0.0 <= ladder[:, -1].min() and ladder[:, 0].max() <= 1.0):
         raise ValueError("survival must lie in [0, 1] and hold no NaN")
-    return base, floor, ladder
+    return base, floor, ladder[0] if cases == 1 else ladder.mean(axis=0, dtype=np.float64)
 
 
 def plan_budget(
@@ -174,7 +177,7 @@ def plan_budget(
 
 
 def evidence_values(evidence: LaggedSurvival | ContextSurvival, missing: np.ndarray | None) -> np.ndarray:
-    """The survival [R, γ] that the evidence stands for, rows without history replaced by `missing` [γ].
+    """The survival that the evidence stands for; unknown rows are the request's own mean, or else `missing` [γ].
 
     Raises:
         TypeError: the evidence is neither a LaggedSurvival nor a ContextSurvival.
@@ -190,6 +193,12 @@ def evidence_values(evidence: LaggedSurvival | ContextSurvival, missing: np.ndar
     empty = evidence.missing
     if not empty.any():
         return evidence.values
-    if missing is None:
-        raise ValueError(f"request {int(np.argmax(empty))} has no history and no running mean was given")
-    return np.where(empty[:, None], missing, evidence.values)
+    own = evidence.averaged()
+    strangers = own.missing
+    if strangers.any():
+        if missing is None:
+            raise ValueError(f"request {int(np.argmax(strangers))} has no history and no running mean was given")
+        own = np.where(strangers[:, None], missing, own.values)
+    else:
+        own = own.values
+    return own if evidence.values.ndim == 2 else np.where(empty[..., None], own, evidence.values)

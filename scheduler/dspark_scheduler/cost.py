@@ -12,7 +12,7 @@ import numpy as np
 from .fingerprint import Fingerprint, load_measurement, save_measurement
 
 Table = tuple[Sequence[float], Sequence[float]]
-DENSE = 4096  # tokens up to which θ is kept as an array; beyond, it is computed when asked for
+DENSE = 8192  # tokens up to which θ is kept as an array; beyond, it is computed when asked for
 
 
 class CostModel(Protocol):
@@ -52,7 +52,8 @@ class AdditiveCostModel:
     tiers: Sequence[int] = ()
     context: float = 0.0
     draft: Table | None = None
-    _dense: np.ndarray = field(init=False, repr=False, compare=False)
+    _dense: np.ndarray = field(init=False, repr=False)
+    _read: dict = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("alpha", "theta", "draft"):
@@ -77,16 +78,20 @@ class AdditiveCostModel:
         Returns:
             float or float64 array of the broadcast shape.
         """
-        tokens = np.asarray(tokens)
-        theta = self._dense[tokens] if tokens.size and tokens.max() < DENSE else self._theta_of(tokens)
-        return theta + (self.t0 + table_at(self.alpha, requests) + self.context * context)
+        if isinstance(tokens, int):
+            theta = self._dense[tokens] if tokens < DENSE else self._theta_of(tokens)
+        else:
+            tokens = np.asarray(tokens)
+            theta = self._dense[tokens] if tokens.size and tokens.max() < DENSE else self._theta_of(tokens)
+        alpha = self._once("alpha", requests) if isinstance(requests, int) else table_at(self.alpha, requests)
+        return theta + (self.t0 + alpha + self.context * context)
 
     def draft_seconds(self, slots: int | np.ndarray) -> float | np.ndarray:
         """Seconds of drafting `slots` slots (0 for none), scalar or array."""
         if self.draft is None:
             return 0.0
         if isinstance(slots, int):
-            return float(table_at(self.draft, slots)) if slots else 0.0
+            return self._once("draft", slots) if slots else 0.0
         return np.where(np.asarray(slots) > 0, table_at(self.draft, slots), 0.0)
 
     def padded(self, tokens: int | np.ndarray) -> np.ndarray:
@@ -97,6 +102,13 @@ class AdditiveCostModel:
         tiers = np.asarray(self.tiers)
         place = np.searchsorted(tiers, tokens)
         return np.where(place < len(tiers), tiers[np.minimum(place, len(tiers) - 1)], tokens)
+
+    def _once(self, table: str, x: int) -> float:
+        """A table read at a whole number; remembered, since a planner asks the same few ones at every step."""
+        value = self._read.get((table, x))
+        if value is None:
+            value = self._read[table, x] = float(table_at(getattr(self, table), x))
+        return value
 
     def _theta_of(self, tokens: np.ndarray) -> np.ndarray:
         return table_at(self.theta, self.padded(tokens))

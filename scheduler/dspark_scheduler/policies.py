@@ -30,7 +30,7 @@ class Plan:
 
 
 def lagged(evidence: LaggedSurvival, cost: CostModel, *, missing: np.ndarray | None = None, **options) -> Plan:
-    """Budget and windows from survival at least two steps old.
+    """Budget and windows from survival at least two steps old; a history is averaged, to predict this step's.
 
     Non-anticipating: everything read was computed before the first token of this block was sampled. Older blocks'
     tokens may lie in it, committed or thrown away; what is sampled now uses fresh random numbers, so it does not
@@ -38,6 +38,8 @@ def lagged(evidence: LaggedSurvival, cost: CostModel, *, missing: np.ndarray | N
 
     Args and errors as `plan_budget`.
     """
+    if isinstance(evidence, LaggedSurvival):
+        evidence = evidence.averaged()
     values = evidence_values(evidence, missing)
     return _spend(plan_budget(evidence, cost, missing=missing, **options), values, options)
 
@@ -46,6 +48,8 @@ def causal(
     evidence: LaggedSurvival, current: np.ndarray, cost: CostModel, *, missing: np.ndarray | None = None, **options
 ) -> Plan:
     """Budget from survival at least two steps old, spent by the survival of this step (paper §5.2-5.3).
+
+    A history gives the budget several cases to be right in: with few requests one old block says little about this one.
 
     Non-anticipating: K is fixed before the block, as in `lagged`. Given K, admission of (r, k) depends on this step's
     survival only through the entries that rank above (r, k), and no later entry of row r does (`allocate_windows`);

@@ -21,12 +21,13 @@ class LaggedSurvival:
     """Survival that is at least two steps old. Made by `SurvivalRelay.read`.
 
     Attributes:
-        values: [R, γ], a row per request of the step being planned; a row of NaN is a request without history.
+        values: [R, γ], a row per request of the step being planned, or [H, R, γ], what the last H steps that may be
+            read said about them, youngest first. A row of NaN: nothing is known of this request there.
         step: the youngest step that any row was published at.
         now: the step being planned.
 
     Raises:
-        ValueError: `now - step` is below 2, or values are not probabilities (NaN rows apart).
+        ValueError: `now - step` is below 2, or values have another shape.
     """
 
     values: np.ndarray
@@ -36,13 +37,25 @@ class LaggedSurvival:
     def __post_init__(self) -> None:
         if self.now - self.step < MIN_LAG:
             raise ValueError(f"survival of step {self.step} is too young to plan step {self.now}: {MIN_LAG} steps needed")
-        if self.values.ndim != 2:
-            raise ValueError(f"survival must be a matrix [requests, block size], got shape {self.values.shape}")
+        if self.values.ndim not in (2, 3):
+            raise ValueError(f"survival must be [requests, block size] or a history of it, got shape {self.values.shape}")
 
     @property
     def missing(self) -> np.ndarray:
-        """[R] bool: the requests without history."""
-        return np.isnan(self.values[:, 0])
+        """[R] or [H, R] bool: where nothing is known of a request."""
+        return np.isnan(self.values[..., 0])
+
+    def averaged(self) -> LaggedSurvival:
+        """Every request's mean over its history, [R, γ]; NaN where it has none."""
+        if self.values.ndim == 2:
+            return self
+        missing = self.missing
+        if not missing.any():
+            return LaggedSurvival(self.values.mean(axis=0), self.step, self.now)
+        known = np.count_nonzero(~missing, axis=0)[:, None]
+        total = np.where(missing[..., None], 0.0, self.values).sum(axis=0)
+        mean = np.divide(total, known, out=np.full(total.shape, np.nan), where=known > 0)
+        return LaggedSurvival(mean, self.step, self.now)
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class _Entry:
 
 
 class SurvivalRelay:
-    """A ring of what the last steps published, read `lag` steps late.
+    """A ring of what the last steps published, read at least `lag` steps late.
 
     Rows belong to a request and its generation: `request_ids` are whatever hashable key says so, for example
     `(slot, generation)` or the engine's request id. A slot that is reused under a new generation has no history.
@@ -130,18 +143,22 @@ class SurvivalRelay:
             raise ValueError(f"a request id appears twice in step {step}")
         self._gamma = values.shape[1]
         self._entries.append(_Entry(step, ids, values, rows))
-        del self._entries[: -self.lag - 1]
+        del self._entries[: -self.max_age - 1]
 
-    def read(self, step: int, request_ids: Sequence[Hashable], gamma: int | None = None) -> LaggedSurvival:
-        """What may be known when step `step` is planned: for every request its last row of step `step - lag` or before.
+    def read(
+        self, step: int, request_ids: Sequence[Hashable], gamma: int | None = None, history: int = 1
+    ) -> LaggedSurvival:
+        """What may be known when step `step` is planned.
 
         Args:
             step: the step being planned; never falls from call to call.
             request_ids: the requests of that step, in its order.
             gamma: block size, needed only as long as nothing was published.
+            history: how many of the last published steps to hand out. 1: every request's own last row, [R, γ].
+                More: [H, R, γ] with 1 <= H <= history.
 
         Returns:
-            LaggedSurvival with NaN rows for requests without history (new, or silent for `max_age` steps).
+            LaggedSurvival; rows older than `max_age` steps are not history any more.
 
         Raises:
             ValueError: steps run backwards, or the block size is not known yet.
@@ -154,11 +171,25 @@ class SurvivalRelay:
         self._last_read = step
         readable = [e for e in self._entries if step - self.max_age <= e.step <= step - self.lag]
         ids = tuple(request_ids)
-        if readable and readable[-1].request_ids == ids:
-            return LaggedSurvival(readable[-1].values, readable[-1].step, step)
-        values = np.full((len(ids), gamma), np.nan, readable[-1].values.dtype if readable else np.float64)
-        for entry in readable:  # oldest first, so that the youngest row stays
-            rows = np.fromiter((entry.rows.get(request, -1) for request in ids), np.int64, len(ids))
-            known = rows >= 0
-            values[known] = entry.values[rows[known]]
-        return LaggedSurvival(values, readable[-1].step if readable else step - self.lag, step)
+        if not readable:
+            return LaggedSurvival(np.full((len(ids), gamma), np.nan), step - self.lag, step)
+        if history > 1:
+            rows = [_rows_of(entry, ids) for entry in readable[-history:][::-1]]
+            return LaggedSurvival(np.stack(rows), readable[-1].step, step)
+        values = _rows_of(readable[-1], ids)
+        for entry in readable[-2::-1]:  # ever older, for requests that sat out
+            missing = np.isnan(values[:, 0])
+            if not missing.any():
+                break
+            values = np.where(missing[:, None], _rows_of(entry, ids), values)
+        return LaggedSurvival(values, readable[-1].step, step)
+
+
+def _rows_of(entry: _Entry, ids: tuple[Hashable, ...]) -> np.ndarray:
+    """What an entry says about these requests [R, γ]; NaN where nothing. The entry's own array if the batch is the same."""
+    if entry.request_ids == ids:
+        return entry.values
+    rows = np.fromiter((entry.rows.get(request, -1) for request in ids), np.int64, len(ids))
+    values = entry.values[rows]
+    values[rows < 0] = np.nan
+    return values

@@ -39,7 +39,7 @@ def allocate_windows(
     survival = np.asarray(survival)
     if survival.ndim != 2:
         raise ValueError(f"survival must be a matrix [requests, block size], got shape {survival.shape}")
-    if not (survival[:, 1:] <= survival[:, :-1]).all() or np.isnan(survival[:, :1]).any():
+    if not ((survival[:, 1:] <= survival[:, :-1]).all() and (survival[:, 0] <= np.inf).all()):  # NaN fails too
         raise ValueError("survival must be free of NaN and never rise along a row")
     requests, gamma = survival.shape
     low, high = window_bounds(requests, gamma, min_window, max_window)
@@ -60,10 +60,13 @@ def _top(candidates: np.ndarray, count: int) -> np.ndarray:
     """How many of the `count` (>= 1) best entries of `candidates` [R, γ] each row holds; ties by (position, row)."""
     place = candidates.size - count
     threshold = np.partition(candidates, place, axis=None)[place]
-    counts = np.count_nonzero(candidates > threshold, axis=1)
-    left = count - int(counts.sum())
-    tied_rows = np.nonzero((candidates == threshold).T)[1][:left]  # transposed: position first, then row
-    return counts + np.bincount(tied_rows, minlength=len(candidates))
+    admitted = candidates >= threshold
+    counts = np.count_nonzero(admitted, axis=1)
+    surplus = int(counts.sum()) - count
+    if surplus:  # ties at the threshold: the last ones in the order (position, row) stay out
+        tied_rows = np.nonzero((candidates == threshold).T)[1]  # transposed: position first, then row
+        counts -= np.bincount(tied_rows[len(tied_rows) - surplus :], minlength=len(counts))
+    return counts
 
 
 def window_bounds(

@@ -112,7 +112,7 @@ def test_the_planner_with_all_its_memory_keeps_the_law(policy, rule):
         law, seen = decode(world, policy, rule, 4)
         assert total_variation(law, target_law(world, 1, 4)) == 0
         met |= seen
-    assert len(met) >= 3, met
+    assert len(met) >= 2, met
 
 
 class Hasty(Planner):
