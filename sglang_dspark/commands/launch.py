@@ -36,18 +36,18 @@ def launch(server_args: ServerArgs, on_ready: Callable[[], None]) -> int:
         server_args: SGLang's arguments, not resolved yet.
         on_ready: called once, when the server answers requests.
 
-    Returns: the exit status: 0 after SIGTERM (running requests are finished first), 130 after Ctrl-C, 143 after a
-        SIGTERM during the start, 1 where the server failed (its reason is the last line on stderr).
+    Returns: the exit status: 0 after SIGTERM (running requests are finished first), 1 where the server failed (its
+        reason is the last line on stderr). Ctrl-C, and a SIGTERM during the start, end the process here with 128 and
+        the signal's number.
     """
     descriptor, name = tempfile.mkstemp(prefix="sglang-dspark-", suffix=".failure")
     os.close(descriptor)
     failure = Path(name)
-    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, functools.partial(_end_after_signal, failure))
     try:
         _run(server_args, failure, on_ready)
         return 0
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except SystemExit as request:
         return _status_of(request)
     except Exception as error:
@@ -139,9 +139,7 @@ def _end_after_child_failure(failure: Path) -> NoReturn:
     """End this process at once: it may be anywhere, in the middle of the event loop or of an import."""
     stop_children()
     _report(failure, "a process of the server died without saying why (killed, or out of memory?)")
-    failure.unlink(missing_ok=True)
-    sys.stdout.flush()
-    os._exit(EXIT_FAILED)
+    _leave(failure, EXIT_FAILED)
 
 
 def stop_children(grace_seconds: float = 10.0) -> None:
@@ -163,8 +161,17 @@ def _report(failure: Path, otherwise: str) -> None:
     print(f"sglang-dspark serve: the server stopped: {noted or otherwise}", file=sys.stderr, flush=True)
 
 
-def _exit_on_sigterm(signum, frame) -> NoReturn:
-    raise SystemExit(128 + signum)
+def _end_after_signal(failure: Path, signum: int, frame) -> NoReturn:
+    """End at once. An exception would not do: imports and callbacks that run during the start may swallow it."""
+    stop_children()
+    _leave(failure, 128 + signum)
+
+
+def _leave(failure: Path, status: int) -> NoReturn:
+    failure.unlink(missing_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _status_of(request: SystemExit) -> int:

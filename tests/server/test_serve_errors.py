@@ -1,20 +1,21 @@
-"""A start that cannot work ends with one line that says what to do, a non-zero status, no traceback, no orphan.
+"""A server ends as a command should: a start that cannot work ends with one line that says what to do, a non-zero status, no traceback, no orphan.
 
 Bug classes: a mistake that is found only after half a minute of loading; a message that names the wrong flag; SGLang's
 own answer to a dead child (SIGKILL for everybody, the reason lost in a traceback); processes left behind. What is known
-before loading is asserted in this process; one start with a wrong flag, one whose scheduler dies and one that is
-interrupted while loading are real.
+before loading is asserted in this process; starts that are interrupted, whose scheduler dies, or that succeed, are real.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -221,6 +222,38 @@ def test_a_scheduler_that_dies_while_loading_ends_the_server_with_its_reason_las
     assert server.wait(timeout=200) == 1
     last = lines_of(log.read_text())[-1]
     assert last.startswith("sglang-dspark serve: the server stopped: ") and "Error" in last
+    assert_nothing_is_left(server.pid)
+
+
+def wait_until_ready(server: subprocess.Popen, log: Path) -> str:
+    """The curl line that the server printed when it was ready."""
+    deadline = time.monotonic() + 250
+    while not (lines := [line for line in log.read_text().splitlines() if line.startswith("curl ")]):
+        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)
+    return lines[0]
+
+
+def test_a_ready_server_prints_a_request_that_works_and_ends_cleanly_on_sigterm(target, start):
+    server, log = start(target)
+    address, *_, body = [word for word in shlex.split(wait_until_ready(server, log)) if word[:4] == "http" or word[0] == "{"]
+    request = urllib.request.Request(address, body.encode(), {"Content-Type": "application/json"})
+    answer = json.load(urllib.request.urlopen(request, timeout=60))
+    assert answer["usage"]["completion_tokens"] >= 1
+    server.terminate()
+    assert server.wait(timeout=60) == 0
+    assert_nothing_is_left(server.pid)
+
+
+@pytest.mark.long
+def test_a_scheduler_that_is_killed_while_serving_ends_the_server_with_status_1(target, start):
+    server, log = start(target)
+    wait_until_ready(server, log)
+    children = psutil.Process(server.pid).children(recursive=True)
+    (scheduler,) = [child for child in children if "scheduler" in child.name()]
+    scheduler.kill()
+    assert server.wait(timeout=60) == 1
+    assert log.read_text().splitlines()[-1].startswith("sglang-dspark serve: the server stopped")
     assert_nothing_is_left(server.pid)
 
 
