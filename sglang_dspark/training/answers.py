@@ -101,7 +101,7 @@ def _capture(target: Target, batch: list[tuple[int, list[int]]], writer: ShardWr
     ids = torch.tensor([ids for _, ids in batch])
     features, final = target.forward(ids.to(target.device))
     totals = torch.stack([target.logits(row).logsumexp(-1) for row in final]).cpu()
-    features, final = features.cpu(), final.cpu()
+    features, final, totals = features.cpu().clone(), final.cpu().clone(), totals.clone()  # out of inference mode
     features[:, -1], final[:, -1] = 0, 0
     for row, (index, _) in enumerate(batch):
         kind = KINDS.index("text")

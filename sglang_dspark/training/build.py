@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file
 
 from sglang_dspark.training.draft_config import DraftConfig, make_config
 from sglang_dspark.training.model import DSparkDraft
@@ -107,3 +110,30 @@ def _start_from_target(draft: DSparkDraft, target: Target) -> None:
         eye = torch.eye(c.hidden_size)
         draft.fc.weight.mul_(0.1)
         draft.fc.weight[:, -c.hidden_size :] += eye.to(draft.fc.weight)
+
+
+def continue_from(draft: DSparkDraft, folder: str) -> None:
+    """Take a finished draft's weights where they fit: a second run then starts where the first ended.
+
+    Rows of W2 follow their token ids if the two vocabularies differ. Layers that the finished draft lacks keep their own
+    weights but add nothing at first (their output projections start at zero), so the start is as good as what it continues.
+    """
+    old_config = DraftConfig.load(folder)
+    state: dict[str, torch.Tensor] = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        state.update(load_file(path))
+    old_ids = state.pop("draft_token_ids", torch.arange(old_config.vocab_size)).long()
+    mine = draft.state_dict()
+    with torch.no_grad():
+        old_w2 = state.pop("markov_head.markov_w2.weight", None)
+        if old_w2 is not None and draft.markov_head is not None and old_w2.shape[1] == draft.config.rank:
+            full = torch.zeros(draft.config.vocab_size, draft.config.rank)
+            full[old_ids] = old_w2.float()
+            ids = draft.token_ids(torch.arange(draft.config.draft_vocab_size)).cpu()
+            draft.markov_head.markov_w2.weight.copy_(full[ids])
+        for name, tensor in state.items():
+            if name in mine and mine[name].shape == tensor.shape:
+                mine[name].copy_(tensor)
+        for layer in draft.layers[old_config.layers :]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()

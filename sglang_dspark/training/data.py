@@ -89,11 +89,12 @@ def stream(folder: Path, worker: int, workers: int, seed: int, mixed: int = 4) -
 
 def frequent_tokens(folder: Path, vocab_size: int, size: int, always: Sequence[int]) -> torch.Tensor:
     """The ``size`` most frequent ids of the answers, sorted, with ``always`` among them -> [size] int64."""
-    counts = torch.zeros(vocab_size)
+    # Ids that no answer has used yet rank by their own order: byte-pair merges are learnt from the frequent to the rare.
+    counts = 1e-3 * (1 - torch.arange(vocab_size) / vocab_size)
     for path in sorted(folder.glob("*.safetensors")):
         for e in read_shard(path):
             counts += torch.bincount(e.tokens[e.prompt_length :].long(), minlength=vocab_size)
-            # A prompt's tokens come back in answers; they also rank the ids that no answer has used yet.
+            # A prompt's tokens come back in answers.
             counts += 0.02 * torch.bincount(e.tokens[: e.prompt_length].long(), minlength=vocab_size)
     counts[list(always)] = float("inf")
     return torch.sort(counts.topk(size).indices).values

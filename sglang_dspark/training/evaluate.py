@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from dspark_scheduler.calibration import SequentialTemperatureScaling, expected_calibration_error, sigmoid
 
+from dspark_scheduler.calibration import SequentialTemperatureScaling, expected_calibration_error, sigmoid
 from sglang_dspark.training.shards import KINDS
 from sglang_dspark.training.speculate import Rounds
 

@@ -18,7 +18,8 @@ class TrainSettings(BaseModel):
     Data: ``prompts`` is a JSONL path or None for the package sources; ``answers`` prompts are answered with at most
     ``max_new`` tokens; ``text_tokens`` tokens of packaged text are captured without generation.
     Draft: ``gamma`` drafted tokens, ``layers``, ``feature_layers`` (outputs of target layers), ``head`` of rank ``rank``
-    (0: none), ``confidence`` inputs, ``draft_vocab`` proposable tokens (0: all), ``shape`` of the block.
+    (0: none), ``confidence`` inputs, ``draft_vocab`` proposable tokens (0: all), ``shape`` of the block;
+    ``start_from`` a finished draft's folder whose weights are taken where they fit.
     Training: stops at ``steps`` or ``minutes``, whichever comes first. Loss: ce·CE + tv·TV + BCE of the confidence.
     """
 
@@ -51,6 +52,7 @@ class TrainSettings(BaseModel):
     draft_vocab: int = Field(8192, ge=0)
     shape: Literal["target", "qwen3"] = "target"
     init_from_target: bool = True
+    start_from: str | None = None
     normalize_features: bool = True
     mask_token: int | None = None
 

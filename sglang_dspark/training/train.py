@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from sglang_dspark.training.answers import open_target
-from sglang_dspark.training.build import new_draft
+from sglang_dspark.training.build import continue_from, new_draft
 from sglang_dspark.training.data import Batch, frequent_tokens, make_batch, stream
 from sglang_dspark.training.loss import DistributionLoss, LossWeights, confidence_loss, expected_length
 from sglang_dspark.training.model import DSparkDraft
@@ -88,6 +88,8 @@ class Trainer:
         target = open_target(settings, layers)
         self.draft = new_draft(settings, target, layers)
         self._set_vocabulary(target)
+        if settings.start_from is not None:
+            continue_from(self.draft, settings.start_from)
         del target
         self.table = label_map(self.draft)
         self.rng = random.Random(settings.seed + worker)

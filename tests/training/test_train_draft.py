@@ -21,13 +21,18 @@ from sglang_dspark.training.model import load_draft
 PROMPTS = [f"{a} {b} {c}" for a in ("tell", "write", "solve") for b in ("me", "a", "the") for c in "abcdefg"]
 
 
-@pytest.fixture(scope="module")
-def tiny_target(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
+def save_word_tokenizer(folder: Path) -> None:
+    """A tokenizer of 64 words, one of which is the mask and one the end."""
     words = ["<unk>", "<mask>", "<end>"] + [f"w{i}" for i in range(61)]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>").save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def tiny_target(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    save_word_tokenizer(folder)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=64,
