@@ -1,0 +1,238 @@
+"""Attention on a plain CPU against a reference of a few lines: one request, one row, one head at a time.
+
+Bug class: a row that sees a key too many or too few, another request's slots, the wrong kv head, the wrong tile edge.
+Strength: keys and values are random, so one wrong key moves a row by about 1/length of its size; lengths go to 200 and
+the tolerance is 1e-5 in float32. Shifting the causal limit by one, dropping the last tile and swapping the kv head were
+each planted once and each failed here.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sglang_dspark.cpu.attention import LONG_ROWS, CpuAttentionBackend
+from sglang_dspark.cpu.plan import AttentionPlan
+from sglang_dspark.cpu.pool import CpuKVPool
+
+SLOTS, REQUESTS, CONTEXT = 1600, 6, 256
+
+
+def reference(q, keys_pool, values_pool, req_to_token, plan, scale, causal):
+    """Softmax(q k / sqrt(d)) v, written out."""
+    out = torch.zeros_like(q, dtype=torch.float64)
+    group = q.shape[1] // keys_pool.shape[1]
+    for rows, keys, pool_row, first in zip(plan.rows, plan.keys, plan.pool_rows, plan.first_row):
+        for i in range(rows):
+            seen = keys - rows + i + 1 if causal else keys
+            slots = req_to_token[pool_row, :seen].long()
+            for h in range(q.shape[1]):
+                k, v = keys_pool[slots, h // group].double(), values_pool[slots, h // group].double()
+                p = torch.softmax(k @ q[first + i, h].double() * scale, 0)
+                out[first + i, h] = p @ v
+    return out
+
+
+class World:
+    """A pool with random content, a backend over it, and requests with scattered slots."""
+
+    def __init__(self, heads=6, kv_heads=2, head_dim=32, dtype=torch.float32, seed=0):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.heads, self.head_dim = heads, head_dim
+        self.pool = CpuKVPool(
+            size=SLOTS, page_size=1, dtype=dtype, head_num=kv_heads, head_dim=head_dim, layer_num=2, device="cpu",
+            enable_memory_saver=False,
+        )  # fmt: skip
+        for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
+            buffer.copy_(self.normal(*buffer.shape))
+        slots = torch.randperm(SLOTS, generator=self.generator)[: REQUESTS * CONTEXT]
+        self.req_to_token = slots.view(REQUESTS, CONTEXT).int().contiguous()
+        pools = SimpleNamespace(req_to_token=self.req_to_token)
+        self.backend = CpuAttentionBackend(
+            SimpleNamespace(token_to_kv_pool=self.pool, req_to_token_pool=pools, model_config=None)
+        )
+
+    def normal(self, *shape):
+        return torch.randn(*shape, generator=self.generator)
+
+    def layer(self, attn_type=AttentionType.DECODER, layer_id=1):
+        return SimpleNamespace(
+            layer_id=layer_id, tp_q_head_num=self.heads, qk_head_dim=self.head_dim, v_head_dim=self.head_dim,
+            scaling=1 / math.sqrt(self.head_dim), attn_type=attn_type,
+        )  # fmt: skip
+
+    def check(self, batch, plan, *, layer=None, causal=True, tolerance=1e-5):
+        """Run the backend with new K and V for the batch's rows; compare with the reference over the pool after it."""
+        layer = layer or self.layer()
+        rows = plan.total_rows
+        dtype = self.pool.dtype
+        qkv = self.normal(rows, self.heads + 2 * self.pool.head_num, self.head_dim).to(dtype)
+        q, k, v = qkv.split([self.heads, self.pool.head_num, self.pool.head_num], dim=1)
+        slots = [self.req_to_token[p, n - r : n] for r, n, p in zip(plan.rows, plan.keys, plan.pool_rows, strict=True)]
+        batch.out_cache_loc = torch.cat(slots).long()
+        batch.positions, batch.input_ids = torch.zeros(rows), torch.zeros(rows)
+        batch.req_pool_indices = torch.from_numpy(plan.pool_rows)
+        self.backend.init_forward_metadata(batch)
+        forward = self.backend.forward_decode if batch.forward_mode.is_decode() else self.backend.forward_extend
+        out = forward(q.reshape(rows, -1), k.contiguous(), v.contiguous(), layer, batch)
+        keys_pool, values_pool = self.pool.get_kv_buffer(layer.layer_id)
+        assert torch.equal(keys_pool[batch.out_cache_loc], k)
+        expected = reference(q, keys_pool, values_pool, self.req_to_token, plan, layer.scaling, causal)
+        error = float((out.view(expected.shape).double() - expected).abs().max())
+        assert error < tolerance, f"off by {error} with rows {plan.rows}, keys {plan.keys}"
+
+
+def batch_of(mode, seq_lens, **fields):
+    lens = torch.tensor(seq_lens)
+    defaults = {"spec_info": None, "extend_seq_lens_cpu": None}
+    return SimpleNamespace(forward_mode=mode, seq_lens=lens, seq_lens_cpu=lens, **{**defaults, **fields})
+
+
+def random_lengths(rng, low, high, requests=REQUESTS):
+    return rng.integers(low, high, requests), rng.permutation(REQUESTS)[:requests]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_decode_sees_every_key_of_its_own_request_and_no_other(seed):
+    rng = np.random.default_rng(seed)
+    keys, pool_rows = random_lengths(rng, 1, 200, requests=1 + seed)
+    World(seed=seed).check(batch_of(ForwardMode.DECODE, keys), AttentionPlan.of(np.ones_like(keys), keys, pool_rows))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_extend_is_causal_with_any_prefix_and_any_number_of_rows(seed):
+    rng = np.random.default_rng(100 + seed)
+    prefix, pool_rows = random_lengths(rng, 0, 60)
+    prefix[0] = 0
+    rows = rng.integers(1, 3 * LONG_ROWS, REQUESTS)  # both the compiled kernel and the path of long prompts
+    batch = batch_of(ForwardMode.EXTEND, prefix + rows, extend_seq_lens_cpu=rows.tolist())
+    World(seed=seed).check(batch, AttentionPlan.of(rows, prefix + rows, pool_rows))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ragged_verification_gives_each_request_its_own_rows_behind_its_prefix(seed):
+    rng = np.random.default_rng(200 + seed)
+    prefix, pool_rows = random_lengths(rng, 0, 180)
+    prefix[-1] = 0
+    rows = rng.integers(1, 9, REQUESTS)
+    spec = SimpleNamespace(rows_per_request=rows.tolist())
+    batch = batch_of(ForwardMode.TARGET_VERIFY, prefix, spec_info=spec)
+    World(seed=seed).check(batch, AttentionPlan.of(rows, prefix + rows, pool_rows))
+
+
+def test_uniform_verification_takes_its_width_from_the_speculative_input():
+    prefix, pool_rows = random_lengths(np.random.default_rng(3), 0, 100)
+    batch = batch_of(ForwardMode.TARGET_VERIFY, prefix, spec_info=SimpleNamespace(draft_token_num=6))
+    World().check(batch, AttentionPlan.of(np.full(REQUESTS, 6), prefix + 6, pool_rows))
+
+
+def test_sglangs_own_ragged_layout_is_read_like_our_list():
+    prefix, pool_rows = random_lengths(np.random.default_rng(4), 1, 100)
+    rows = np.array([1, 4, 2, 6, 3, 1])
+    layout = SimpleNamespace(verify_lens_cpu=None, verify_lens=torch.from_numpy(rows))
+    spec = SimpleNamespace(ragged_verify_layout=layout, draft_token_num=6)
+    batch = batch_of(ForwardMode.TARGET_VERIFY, prefix, spec_info=spec)
+    World().check(batch, AttentionPlan.of(rows, prefix + rows, pool_rows))
+
+
+@pytest.mark.parametrize("how", ["layer", "spec_info"])
+def test_every_row_of_a_draft_block_sees_the_prefix_and_the_whole_block(how):
+    world = World(seed=5)
+    prefix, pool_rows = random_lengths(np.random.default_rng(5), 0, 150)
+    prefix[0] = 0
+    spec = SimpleNamespace(draft_token_num=5)
+    layer = world.layer(AttentionType.ENCODER_ONLY) if how == "layer" else None
+    if how == "spec_info":
+        spec.causal = False
+    batch = batch_of(ForwardMode.TARGET_VERIFY, prefix, spec_info=spec)
+    world.check(batch, AttentionPlan.of(np.full(REQUESTS, 5), prefix + 5, pool_rows), layer=layer, causal=False)
+
+
+@pytest.mark.parametrize("heads,kv_heads,head_dim", [(4, 4, 16), (9, 3, 64), (8, 1, 128), (5, 5, 24)])
+def test_every_head_reads_its_own_kv_head_at_every_head_size(heads, kv_heads, head_dim):
+    keys, pool_rows = random_lengths(np.random.default_rng(6), 1, 100)
+    World(heads, kv_heads, head_dim).check(
+        batch_of(ForwardMode.DECODE, keys), AttentionPlan.of(np.ones_like(keys), keys, pool_rows)
+    )
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
+def test_half_precision_is_rounded_once_at_the_end(dtype, tolerance):
+    keys, pool_rows = random_lengths(np.random.default_rng(7), 100, 200)
+    World(dtype=dtype).check(
+        batch_of(ForwardMode.DECODE, keys), AttentionPlan.of(np.ones_like(keys), keys, pool_rows), tolerance=tolerance
+    )
+
+
+def test_very_large_logits_do_not_overflow():
+    world = World()
+    world.pool.k_buffer[1].mul_(300)
+    keys, pool_rows = random_lengths(np.random.default_rng(8), 2, 150)
+    # float32 products of size 1e3 are off by 1e-4 and so is the exponent: the tolerance is that, not overflow's NaN
+    world.check(
+        batch_of(ForwardMode.DECODE, keys), AttentionPlan.of(np.ones_like(keys), keys, pool_rows), tolerance=5e-3
+    )
+
+
+def test_two_threads_give_the_same_bits_as_one():
+    keys, pool_rows = random_lengths(np.random.default_rng(9), 1, 200)
+    plan = AttentionPlan.of(np.ones_like(keys), keys, pool_rows)
+    world = World()
+    q = world.normal(REQUESTS, world.heads, world.head_dim)
+    world.backend.paged.set_plan(plan)
+    before, outs = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            outs.append(torch.zeros_like(q))
+            world.backend.paged(q, *world.pool.get_kv_buffer(0), 0.2, True, outs[-1])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+def test_rows_that_do_not_add_up_to_the_batch_are_an_error():
+    batch = batch_of(ForwardMode.TARGET_VERIFY, [3, 4], spec_info=SimpleNamespace(rows_per_request=[2, 2]))
+    batch.input_ids, batch.req_pool_indices = torch.zeros(5), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="5 tokens but its requests have"):
+        World().backend.init_forward_metadata(batch)
+
+
+def test_a_request_without_rows_or_with_fewer_keys_than_rows_is_an_error():
+    for rows, keys in (([0], [3]), ([4], [3])):
+        with pytest.raises(ValueError, match="rows >= 1 and keys >= rows"):
+            AttentionPlan.of(rows, keys, [0])
+
+
+def test_the_pool_writes_only_the_committed_prefix_of_each_row_of_slots():
+    world = World()
+    before = world.pool.k_buffer[0].clone()
+    loc = torch.tensor([[10, 11, 12], [20, 21, 22]])
+    new = world.normal(6, world.pool.head_num, world.head_dim)
+    layer = world.layer(layer_id=0)
+    world.pool.set_kv_buffer_prefix_valid(layer, loc, torch.tensor([1, 3]), new, new)
+    after = world.pool.k_buffer[0]
+    written = torch.tensor([10, 20, 21, 22])
+    assert torch.equal(after[written], new[torch.tensor([0, 3, 4, 5])])
+    changed = (after != before).flatten(1).any(1).nonzero().flatten()
+    assert changed.tolist() == written.tolist()
+
+
+def test_moving_slots_carries_every_layer():
+    world = World()
+    source, target = torch.tensor([3, 4]), torch.tensor([700, 701])
+    expected = [buffer[source].clone() for buffer in (*world.pool.k_buffer, *world.pool.v_buffer)]
+    world.pool.move_kv_cache(target, source)
+    for buffer, rows in zip((*world.pool.k_buffer, *world.pool.v_buffer), expected, strict=True):
+        assert torch.equal(buffer[target], rows)
+
+
+def test_the_pool_is_one_that_sglang_accepts_in_place_of_its_own():
+    assert issubclass(CpuKVPool, MHATokenToKVPool)
