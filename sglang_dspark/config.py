@@ -27,8 +27,9 @@ class DSparkConfig:
     """How drafts are verified. Field names are the flags' names with underscores.
 
     Args:
-        verify_mode: `static` verifies whole blocks; `compact` gives each request a window; `cap-accept` verifies
-            whole blocks and emits what `compact` would; `off` is plain SGLang decoding without a draft.
+        verify_mode: `static` verifies `max_window` drafts of every block; `compact` gives each request a window;
+            `cap-accept` verifies whole blocks and emits what `compact` would; `off` is plain SGLang decoding without
+            a draft.
         accept_rule: `token`, `block` or `coupled`; greedy requests are judged by argmax under every rule.
         window_policy: `causal`, `lagged` or `ahead`; None lets the platform and the draft decide.
         min_window: drafts verified at least, per request and step.
@@ -89,7 +90,7 @@ class DSparkConfig:
         default = {field.name: field.default for field in fields(self)}
         for name in idle.get(self.verify_mode, ()):
             if getattr(self, name) != default[name]:
-                why = "always verifies whole blocks" if self.verify_mode == "static" else "verifies nothing"
+                why = "sizes every window the same" if self.verify_mode == "static" else "verifies nothing"
                 raise ConfigError(
                     f"{flag_of(name)} {getattr(self, name)} has no effect with --verify-mode {self.verify_mode}, which "
                     f"{why}: leave it out, or choose another mode"

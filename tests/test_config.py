@@ -31,22 +31,21 @@ WRONG = [
     ({"max_step_ms": "20"}, "--max-step-ms 20"),
     ({"cost_model": ""}, "--cost-model"),
     ({"calibration": None}, "--calibration None"),
-    ({"verify_mode": "static", "max_window": 2}, "--max-window 2 has no effect with --verify-mode static"),
+    ({"verify_mode": "static", "min_window": 2}, "--min-window 2 has no effect with --verify-mode static"),
+    ({"verify_mode": "off", "max_window": 2}, "--max-window 2 has no effect with --verify-mode off"),
     ({"verify_mode": "static", "window_policy": "lagged"}, "--window-policy lagged has no effect"),
     ({"verify_mode": "off", "calibration": "off"}, "--calibration off has no effect with --verify-mode off"),
 ]
 
 
-@pytest.fixture
-def every_mode(monkeypatch):
-    """As if the worker ran every mode, whatever this version supports."""
-    monkeypatch.setattr(config_module, "SUPPORTED_VERIFY_MODES", config_module.VERIFY_MODES)
-
-
 @pytest.mark.parametrize(("settings", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_a_wrong_setting_is_refused_by_its_flag(every_mode, settings, message):
+def test_a_wrong_setting_is_refused_by_its_flag(settings, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         DSparkConfig.from_dict({"verify_mode": "compact", **settings})
+
+
+def test_a_static_window_may_be_narrower_than_the_block():
+    assert DSparkConfig(verify_mode="static", max_window=2).max_window == 2
 
 
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed():
