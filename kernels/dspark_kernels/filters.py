@@ -82,7 +82,7 @@ def _block_maxima(p: torch.Tensor) -> torch.Tensor:
     """Largest value of every block of BLOCK tokens (the last may be shorter): [n, blocks]."""
     rows, vocab = p.shape
     whole = vocab - vocab % BLOCK
-    maxima = p[:, :whole].reshape(rows, -1, BLOCK).amax(dim=-1)
+    maxima = p[:, :whole].reshape(rows, whole // BLOCK, BLOCK).amax(dim=-1)
     if whole == vocab:
         return maxima
     return torch.cat((maxima, p[:, whole:].amax(dim=-1, keepdim=True)), dim=-1)

@@ -68,9 +68,12 @@ class SamplingRows:
         """From host numbers, one per request. None, top_k <= 0 and top_p >= 1 mean "no such filter".
 
         Raises:
-            ValueError: a negative or non-finite temperature, top_p <= 0, or min_p outside [0, 1].
+            ValueError: lists of different lengths, a temperature that is negative or not finite, top_p <= 0, or min_p
+                outside [0, 1].
         """
         n = len(temperature)
+        if any(column is not None and len(column) != n for column in (top_k, top_p, min_p)):
+            raise ValueError(f"every parameter needs one value for each of the {n} requests")
         t = torch.tensor(temperature, dtype=torch.float32)
         k = torch.tensor([TOP_K_ALL] * n if top_k is None else top_k, dtype=torch.int64)
         p = torch.tensor([1.0] * n if top_p is None else top_p, dtype=torch.float32)
@@ -213,7 +216,7 @@ def first_argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def _argmax_by_blocks(x: torch.Tensor) -> torch.Tensor:
     """First argmax of contiguous [N, V], V a multiple of BLOCK: the maximum of a row vectorises, its index does not."""
-    blocks = x.view(x.shape[0], -1, BLOCK)
+    blocks = x.view(x.shape[0], x.shape[1] // BLOCK, BLOCK)
     block = torch.argmax(blocks.amax(dim=-1), dim=-1)
     inside = torch.argmax(blocks[torch.arange(len(block), device=x.device), block], dim=-1)
     return block * BLOCK + inside
