@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from sglang_dspark.checkpoint import DraftConfig, check_draft_folder
+from sglang_dspark.checkpoint import DraftConfig, check_draft, check_draft_folder
+from sglang_dspark.flags import config_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.overlap_utils import FutureMap
@@ -66,6 +67,7 @@ class DSparkLoadAware(CustomSpecAlgo):
                 "or --verify-mode off for plain decoding"
             )
         draft = check_draft_folder(local_folder(path))
+        check_draft(config_of(server_args), draft)
         width = draft.block_size + 1
         if server_args.speculative_num_draft_tokens not in (None, width):
             raise ValueError(

@@ -63,9 +63,10 @@ class Calibration:
                 self.online[kind].observe(scaled[rows], labels[rows], mask[rows])
             self.online[kind].end_step()
 
-    def ece(self) -> dict[str, list[float]]:
-        """Expected calibration error per position of the confidence that was in use, by kind of request."""
-        return {kind: [float(x) for x in calibrator.ece()] for kind, calibrator in self.online.items()}
+    def ece(self) -> dict[str, list[float | None]]:
+        """Expected calibration error per position of the confidence in use, by kind of request; None: nothing seen."""
+        return {kind: [None if np.isnan(x) else float(x) for x in calibrator.ece()]
+                for kind, calibrator in self.online.items()}
 
     def save(self, folder: Path) -> None:
         """Keep what was learned, with its fingerprint."""

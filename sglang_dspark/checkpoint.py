@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_dspark.config import ConfigError, DSparkConfig
+
 QK_NORM_ARCHITECTURES = ("Qwen3DSparkModel",)
 PLAIN_ARCHITECTURES = ("LlamaDSparkModel",)
 ARCHITECTURES = QK_NORM_ARCHITECTURES + PLAIN_ARCHITECTURES
@@ -240,6 +242,24 @@ def check_draft_folder(path: str | Path) -> DraftConfig:
             raise DraftCheckpointError(f"cannot read {file}: {error}") from error
     check_tensors(config, shapes)
     return config
+
+
+def check_draft(config: DSparkConfig, draft: DraftConfig) -> None:
+    """Refuse settings that a draft cannot serve.
+
+    Raises:
+        ConfigError: naming the flag, the draft's key and the fix.
+    """
+    if config.max_window is not None and config.max_window > draft.block_size:
+        raise ConfigError(f"--max-window {config.max_window}: the draft's block_size is {draft.block_size}; at most that")
+    if config.min_window > draft.block_size:
+        raise ConfigError(f"--min-window {config.min_window}: the draft's block_size is {draft.block_size}; at most that")
+    if config.verify_mode in ("compact", "cap-accept") and not draft.enable_confidence_head:
+        raise ConfigError(f"--verify-mode {config.verify_mode} sizes windows by the draft's confidence, and this draft has "
+                          "none (enable_confidence_head: false): use --verify-mode static or off")
+    if config.window_policy == "ahead" and not draft.has_hidden_confidence:
+        raise ConfigError("--window-policy ahead needs a confidence that reads no drafted token, and this draft has "
+                          "confidence_head_with_markov: true and no hidden_confidence_head: use causal or lagged")
 
 
 def flatten_keys(config: Mapping) -> dict:

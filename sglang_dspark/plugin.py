@@ -16,12 +16,18 @@ def register() -> None:
     from sglang_dspark.compat import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
     from sglang_dspark.flags import install_flag_hooks
+    from sglang_dspark.request import check_sampling_params
+    from sglang_dspark.serving import control, routes
 
     require_compatible()
     install_flag_hooks()
     SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
     HookRegistry.register("sglang.srt.speculative.dflash_utils.parse_dflash_draft_config", _flatten_draft_config,
                           HookType.BEFORE)
+    HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", check_sampling_params,
+                          HookType.BEFORE)
+    control.install()
+    routes.install()
     if not accelerator_present():
         slots.install()
 

@@ -14,8 +14,9 @@ import torch
 from dspark_scheduler import Fingerprint, FingerprintMismatch, Planner
 from dspark_scheduler.fingerprint import load_measurement, save_measurement
 from sglang_dspark.calibration import Calibration
+from sglang_dspark.checkpoint import check_draft
 from sglang_dspark.compat import installed_version
-from sglang_dspark.config import ConfigError, DSparkConfig
+from sglang_dspark.config import DSparkConfig
 from sglang_dspark.cost import ServerCost
 from sglang_dspark.profile import measure
 from sglang_dspark.step import UNBOUNDED, Bounds
@@ -124,24 +125,6 @@ class Speculation:
 
     def _check(self, config: DSparkConfig) -> None:
         check_draft(config, self.drafter.config)
-
-
-def check_draft(config: DSparkConfig, draft) -> None:
-    """Refuse settings that a draft (`DraftConfig`) cannot serve.
-
-    Raises:
-        ConfigError: naming the flag, the draft's key and the fix.
-    """
-    if config.max_window is not None and config.max_window > draft.block_size:
-        raise ConfigError(f"--max-window {config.max_window}: the draft's block_size is {draft.block_size}; at most that")
-    if config.min_window > draft.block_size:
-        raise ConfigError(f"--min-window {config.min_window}: the draft's block_size is {draft.block_size}; at most that")
-    if config.verify_mode in ("compact", "cap-accept") and not draft.enable_confidence_head:
-        raise ConfigError(f"--verify-mode {config.verify_mode} sizes windows by the draft's confidence, and this draft has "
-                          "none (enable_confidence_head: false): use --verify-mode static or off")
-    if config.window_policy == "ahead" and not draft.has_hidden_confidence:
-        raise ConfigError("--window-policy ahead needs a confidence that reads no drafted token, and this draft has "
-                          "confidence_head_with_markov: true and no hidden_confidence_head: use causal or lagged")
 
 
 def default_policy(drafter: Drafter) -> str:

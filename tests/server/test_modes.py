@@ -1,0 +1,88 @@
+"""The same text in every verify mode and window policy: greedy and seeded, alone and in a crowd.
+
+Bug class: a window, cap or pack that lets a token through which plain decoding would not emit. One wrong row index,
+position, KV slot or stale draft KV moves the text of a sharp random model within a few tokens; a lost coin moves the
+seeded one. `min_window` forces drafting where the planner would rather skip (a tiny target is as cheap as its draft).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.engine.tiny import PROMPTS
+
+MODES = [{"verify_mode": "static", "min_window": 0, "max_window": None},
+         *({"verify_mode": mode, "window_policy": policy, "min_window": 1, "max_window": None}
+           for mode in ("compact", "cap-accept") for policy in ("causal", "lagged", "ahead")),
+         {"verify_mode": "compact", "window_policy": "causal", "min_window": 0, "max_window": 2},
+         {"verify_mode": "off", "min_window": 0, "max_window": None, "window_policy": None}]
+IDS = ["-".join(str(v) for v in mode.values()) for mode in MODES]
+CASES = (PROMPTS * 7)[:20]
+
+
+def answers(server, **sampling) -> list[list[int]]:
+    prompts = [f"{prompt} {i}" for i, prompt in enumerate(CASES)]
+    return [answer["output_ids"] for answer in server.generate(prompts, max_new_tokens=24, **sampling)]
+
+
+@pytest.fixture(scope="module")
+def greedy(plain):
+    return answers(plain, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def seeded(plain):
+    return answers(plain, temperature=1, sampling_seed=11)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=IDS)
+def test_greedy_text_is_plain_decodings_in_every_mode_at_concurrency(dspark, greedy, mode):
+    dspark.configure(**mode)
+    before = dspark.get("/dspark/status")["ranks"][0]["tokens"]
+    assert answers(dspark, temperature=0) == greedy
+    after = dspark.get("/dspark/status")["ranks"][0]["tokens"]
+    accepted = after["accepted"] - before["accepted"]
+    assert accepted == 0 if mode["verify_mode"] == "off" else accepted > 20, "the mode was not exercised"
+
+
+@pytest.mark.parametrize("mode", MODES, ids=IDS)
+def test_greedy_text_is_plain_decodings_one_request_at_a_time(dspark, plain, mode):
+    dspark.configure(**mode)
+    for prompt in ("The river ran", "Numbers such as 12"):
+        assert dspark.generate(prompt, temperature=0, max_new_tokens=40)[0]["output_ids"] == \
+            plain.generate(prompt, temperature=0, max_new_tokens=40)[0]["output_ids"]
+
+
+def test_settings_change_under_load_without_dropping_a_request_or_changing_its_text(dspark, greedy):
+    with ThreadPoolExecutor(1) as background:
+        running = background.submit(answers, dspark, temperature=0)
+        for mode in MODES * 2:
+            dspark.configure(**mode)
+        assert running.result() == greedy
+
+
+@pytest.mark.parametrize(("body", "word"), [
+    ({"verify_mode": "fast"}, "verify_mode"), ({"colour": 1}, "colour"), ({"max_window": 9}, "--max-window"),
+    ({"max_window": "two"}, "max_window"), ({"calibration": "off"}, "calibration")])
+def test_a_setting_that_cannot_be_is_a_400_that_names_it_and_changes_nothing(dspark, body, word):
+    before = dspark.get("/dspark/status")["ranks"][0]["config"]
+    assert word in dspark.post("/dspark/config", body, expect=400)["error"]["message"]
+    assert dspark.get("/dspark/status")["ranks"][0]["config"] == before
+
+
+@pytest.mark.parametrize(("settings", "word"), [
+    ({"enabled": "no"}, "enabled"), ({"windows": 2}, "windows"), ({"min_window": 3, "max_window": 1}, "min_window"),
+    ({"max_window": -1}, "max_window"), (7, "dspark")])
+def test_a_bad_request_setting_is_a_400_that_names_it(dspark, settings, word):
+    body = {"text": "A", "sampling_params": {"max_new_tokens": 4, "custom_params": {"dspark": settings}}}
+    assert word in str(dspark.post("/generate", body, expect=400))
+
+
+def test_a_request_that_declines_speculation_is_decoded_plainly(dspark, plain):
+    dspark.configure(verify_mode="static", min_window=0, max_window=None)
+    off = {"custom_params": {"dspark": {"enabled": False}}}
+    answer = dspark.generate("The river ran", temperature=0, max_new_tokens=20, **off)[0]
+    assert answer["meta_info"]["spec_num_correct_drafts"] == 0
+    assert answer["output_ids"] == plain.generate("The river ran", temperature=0, max_new_tokens=20)[0]["output_ids"]
