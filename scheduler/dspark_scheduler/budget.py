@@ -146,7 +146,7 @@ def _candidates(
             raise ValueError("survival must lie in [0, 1] and hold no NaN")
         base, floor = float(certain.sum(dtype=np.float64)) / cases, int(np.count_nonzero(forced))
         chosen = values[..., ~forced & (position < high[:, None])].reshape(cases, -1)
-    ladder = np.sort(chosen, axis=1)[:, ::-1]
+    ladder = np.sort(chosen)[:, ::-1]
     # Sorted, NaN comes last; so two comparisons check every entry.
     if ladder.shape[1] and not (0.0 <= ladder[:, -1].min() and ladder[:, 0].max() <= 1.0):
         raise ValueError("survival must lie in [0, 1] and hold no NaN")

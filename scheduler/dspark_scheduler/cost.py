@@ -78,11 +78,10 @@ class AdditiveCostModel:
         Returns:
             float or float64 array of the broadcast shape.
         """
-        if isinstance(tokens, int):
-            theta = self._dense[tokens] if tokens < DENSE else self._theta_of(tokens)
-        else:
-            tokens = np.asarray(tokens)
-            theta = self._dense[tokens] if tokens.size and tokens.max() < DENSE else self._theta_of(tokens)
+        try:
+            theta = self._dense[tokens]
+        except IndexError:  # beyond the dense part
+            theta = self._theta_of(np.asarray(tokens))
         alpha = self._once("alpha", requests) if isinstance(requests, int) else table_at(self.alpha, requests)
         return theta + (self.t0 + alpha + self.context * context)
 

@@ -18,7 +18,7 @@ from .online_calibration import OnlineCalibrator
 from .online_cost import OnlineCostModel
 from .policies import POLICIES
 from .relay import ContextSurvival, LaggedSurvival, SurvivalRelay
-from .skip import ProbeClock, ProbeSchedule
+from .skip import DRAFT_PROBES, PLAIN_PROBES, ProbeClock, ProbeSchedule
 from .windows import allocate_windows, window_bounds
 
 PRIOR_CONFIDENCE = 0.7  # what a position is worth before anything was seen
@@ -41,6 +41,7 @@ class Planner:
         min_window, max_window: bounds for every request; may be changed between steps.
         max_step_seconds: ceiling on a step, for an inter-token latency goal; may be changed between steps.
         probes: how rarely to draft while plain decoding wins.
+        plain_probes: how rarely to decode plainly while drafting wins; only with a cost model that learns from it.
 
     Raises:
         ValueError: unknown policy, or gamma below 1.
@@ -58,7 +59,8 @@ class Planner:
         min_window: int = 0,
         max_window: int | None = None,
         max_step_seconds: float | None = None,
-        probes: ProbeSchedule | None = None,
+        probes: ProbeSchedule = DRAFT_PROBES,
+        plain_probes: ProbeSchedule = PLAIN_PROBES,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is not one of {sorted(POLICIES)}")
@@ -72,7 +74,7 @@ class Planner:
         self.last_budget: Budget | None = None
         self.probing = False  # the last budget drafts although plain decoding is expected to win
         self._mean_rows = PRIOR_ROWS
-        self._probe_clock = ProbeClock(ProbeSchedule() if probes is None else probes)
+        self._draft_clock, self._plain_clock = ProbeClock(probes), ProbeClock(plain_probes)
         self._values: np.ndarray | None = None
         self._low: int | np.ndarray = 0
         self._high: int | np.ndarray = gamma
@@ -111,12 +113,7 @@ class Planner:
         else:
             self._values = evidence_values(context_survival, None)
         self._set_bounds(min_window, max_window)
-        plan = self._best(context_tokens, self._low, True)
-        self.probing = self._probe_clock.due(plan.skip_draft) and bool(np.max(self._high) > 0)
-        if self.probing:
-            # A probe verifies at least one draft everywhere: confidence without outcomes teaches nothing.
-            plan = self._best(context_tokens, np.maximum(self._low, 1), False)
-        self.last_budget = plan
+        plan = self.last_budget = self._probed(self._best(context_tokens, self._low, True), context_tokens)
         return plan
 
     def windows(self, survival: np.ndarray | None = None) -> np.ndarray:
@@ -159,6 +156,18 @@ class Planner:
             self._values, self.cost, min_window=low, max_window=self._high, context=context,
             max_step_seconds=self.max_step_seconds, drafting=self.drafting, allow_skip=allow_skip,
         )
+
+    def _probed(self, plan: Budget, context: float) -> Budget:
+        """The plan, or now and then the other choice, so that neither side of the comparison goes stale."""
+        draft_due, plain_due = self._draft_clock.due(plan.skip_draft), self._plain_clock.due(not plan.skip_draft)
+        if draft_due and np.max(self._high) > 0:
+            # At least one draft everywhere: confidence without outcomes teaches nothing.
+            return self._best(context, np.maximum(self._low, 1), False)
+        if plain_due and isinstance(self.cost, OnlineCostModel) and np.max(self._low) == 0:
+            requests = self._values.shape[-2]
+            seconds = float(self.cost.step_seconds(requests, requests, context))
+            return Budget(0, float(requests), seconds, True, 0)
+        return plan
 
     def _set_bounds(self, min_window: np.ndarray | None, max_window: np.ndarray | None) -> None:
         high = self.gamma if self.max_window is None else min(self.max_window, self.gamma)

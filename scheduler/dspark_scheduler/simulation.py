@@ -8,13 +8,14 @@ the means as they are and takes the coin tosses out of the comparison.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .acceptance import Acceptance, sampler_of
 from .calibration import sigmoid
-from .contenders import Decision, Setup, View, make_contender
+from .contenders import Contender, Decision, Setup, View, make_contender
 from .cost import CostModel
 from .machines import Machine
 from .online_calibration import OnlineCalibrator
@@ -174,7 +175,7 @@ class _Totals:
 
 
 def simulate(
-    policy: str,
+    policy: str | Callable[[Setup], Contender],
     acceptance: Acceptance,
     machine: Machine,
     load: Load,
@@ -189,7 +190,7 @@ def simulate(
     """Run one policy under one load.
 
     Args:
-        policy: see `contenders.make_contender`.
+        policy: a name for `contenders.make_contender`, or whatever makes a contender of a setup.
         acceptance: what is accepted, and how well the confidence head knows it.
         machine: what steps cost.
         load: how requests arrive.
@@ -203,7 +204,8 @@ def simulate(
         SimulationResult.
     """
     sampler, gamma = sampler_of(acceptance), acceptance.gamma
-    contender = make_contender(policy, Setup(machine, machine.cost if believed is None else believed, gamma, sampler.mean_survival))
+    setup = Setup(machine, machine.cost if believed is None else believed, gamma, sampler.mean_survival)
+    contender = make_contender(policy, setup) if isinstance(policy, str) else policy(setup)
     head = {"tokens": 0, "context": 1}.get(contender.reads)
     calibrator = OnlineCalibrator(gamma, refit_every=16) if calibrate and head is not None else None
     traffic, totals = _Traffic(load, acceptance, seed), _Totals(gamma)
@@ -231,4 +233,4 @@ def simulate(
         if step >= warmup:
             totals.add(decision, requests + float((np.cumprod(truth, axis=1) * inside).sum()), seconds)
         traffic.commit(1 + passed.sum(axis=1), seconds)
-    return totals.result(policy, load, traffic.waited)
+    return totals.result(policy if isinstance(policy, str) else policy.__name__, load, traffic.waited)

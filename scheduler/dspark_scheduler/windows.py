@@ -39,7 +39,8 @@ def allocate_windows(
     survival = np.asarray(survival)
     if survival.ndim != 2:
         raise ValueError(f"survival must be a matrix [requests, block size], got shape {survival.shape}")
-    if not ((survival[:, 1:] <= survival[:, :-1]).all() and (survival[:, 0] <= np.inf).all()):  # NaN fails too
+    # A comparison with NaN is false, so one pass finds a NaN too, unless there is nothing to compare with.
+    if not (survival[:, 1:] <= survival[:, :-1]).all() or (survival.shape[1] == 1 and np.isnan(survival).any()):
         raise ValueError("survival must be free of NaN and never rise along a row")
     requests, gamma = survival.shape
     low, high = window_bounds(requests, gamma, min_window, max_window)
@@ -61,8 +62,9 @@ def _top(candidates: np.ndarray, count: int) -> np.ndarray:
     place = candidates.size - count
     threshold = np.partition(candidates, place, axis=None)[place]
     admitted = candidates >= threshold
-    counts = np.count_nonzero(admitted, axis=1)
-    surplus = int(counts.sum()) - count
+    # As a product with ones: numpy counts along short rows three times as slowly.
+    counts = (admitted.astype(np.float32) @ np.ones(candidates.shape[1], np.float32)).astype(np.int64)
+    surplus = int(np.count_nonzero(admitted)) - count
     if surplus:  # ties at the threshold: the last ones in the order (position, row) stay out
         tied_rows = np.nonzero((candidates == threshold).T)[1]  # transposed: position first, then row
         counts -= np.bincount(tied_rows[len(tied_rows) - surplus :], minlength=len(counts))

@@ -106,6 +106,13 @@ def test_plain_decoding_is_left_now_and_then_to_look_and_at_once_when_drafting_p
     assert not back[-1].skip_draft and sum(budget.skip_draft for budget in back) <= 25
 
 
+def test_a_cost_model_that_learns_sees_a_plain_step_now_and_then():
+    fixed, learning = Planner(GAMMA, cost(0.0)), Planner(GAMMA, OnlineCostModel(cost(0.0)), plain_probes=ProbeSchedule(8, 32))
+    assert not any(budget.skip_draft for budget in run(fixed, range(100), 2, 0.9))
+    plain = [step for step, budget in enumerate(run(learning, range(130), 2, 0.9)) if budget.skip_draft]
+    assert plain == [8, 25, 58, 91, 124]
+
+
 def test_the_probe_clock_starts_over_once_drafting_wins():
     clock = ProbeClock(ProbeSchedule(2, 8))
     assert [clock.due(True) for _ in range(8)] == [False, False, True, False, False, False, False, True]

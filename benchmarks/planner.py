@@ -1,0 +1,163 @@
+"""Host time of planning a step: ours against SGLang 0.5.23's own planner, on the same survival, in one process.
+
+    python benchmarks/planner.py [--gamma 7] [--rounds 40]
+
+Ours counts everything from raw confidence to windows: survival, budget, allocation. SGLang's counts
+`compute_verify_token_budget` alone (its survival and its allocation come on top, on the device), with its one-dimensional and
+its additive table. One thread each; arms are interleaved round by round and the median over the rounds is kept. Writes
+benchmarks/results/planner.md and planner.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+from dspark_scheduler import (
+    LaggedSurvival,
+    OnlineCalibrator,
+    OnlineCostModel,
+    Planner,
+    allocate_windows,
+    plan_budget,
+    survival,
+)
+from dspark_scheduler.machines import gpu
+
+REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+RESULTS = Path(__file__).parent / "results"
+
+
+def sglang_arms(values: np.ndarray, cost) -> dict[str, Callable[[], object]]:
+    """SGLang's planner with either of its tables, made from the same costs at the token counts it captures."""
+    warnings.filterwarnings("ignore")
+    import torch
+    from sglang.srt.speculative.dspark_components.dspark_planner import (
+        DSparkScheduleConfig,
+        compute_verify_token_budget,
+    )
+    from sglang.srt.speculative.dspark_components.dspark_sps import SpsAdditiveCostTable, SpsCostTable
+
+    torch.set_num_threads(1)
+    gamma = values.shape[1]
+    sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    tokens = [size * (gamma + 1) for size in sizes]
+    seconds = [float(cost.step_seconds(size, m)) for size, m in zip(sizes, tokens)]
+    flat = SpsCostTable(tokens, [1 / s for s in seconds], tokens[-1])
+    alpha, theta = np.interp(sizes, *cost.alpha).tolist(), np.interp(tokens, *cost.theta).tolist()
+    additive = SpsAdditiveCostTable(cost.t0, sizes, alpha, tokens, theta)
+    config, old = DSparkScheduleConfig(gamma=gamma), torch.from_numpy(values)
+
+    def arm(table):
+        return lambda: compute_verify_token_budget(history_survival_probs=old, sps_table=table, cfg=config)
+
+    return {"sglang, 1-D table": arm(flat), "sglang, additive table": arm(additive)}
+
+
+def our_arms(confidence: np.ndarray, cost) -> dict[str, Callable[[], object]]:
+    """Each part alone, and all of a step."""
+    values = survival(confidence)
+    evidence = LaggedSurvival(values, 0, 2)
+    budget = plan_budget(evidence, cost)
+
+    def step():
+        now = survival(confidence)
+        return allocate_windows(now, plan_budget(evidence, cost).tokens)
+
+    return {
+        "survival": lambda: survival(confidence),
+        "budget": lambda: plan_budget(evidence, cost),
+        "windows": lambda: allocate_windows(values, budget.tokens),
+        "ours, all three": step,
+    }
+
+
+def median_microseconds(arms: dict[str, Callable[[], object]], rounds: int, calls: int = 20) -> dict[str, float]:
+    """Median over rounds of the mean of `calls` calls; every round runs every arm."""
+    seen: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(rounds):
+        for name, call in arms.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            seen[name].append((time.perf_counter() - start) / calls * 1e6)
+    return {name: statistics.median(times) for name, times in seen.items()}
+
+
+def whole_step(requests: int, gamma: int, steps: int = 400) -> dict[str, float]:
+    """A Planner as the worker drives it, and the two learners, microseconds per step (means over `steps`)."""
+    rng = np.random.default_rng(0)
+    planner = Planner(gamma, OnlineCostModel(gpu().cost), calibrator=OnlineCalibrator(gamma), drafting="block")
+    ids = tuple((slot, 0) for slot in range(requests))
+    confidence = rng.beta(6, 2, (requests, gamma)).astype(np.float32)
+    logits, outcome = np.log(confidence / (1 - confidence)), rng.random((requests, gamma)) < confidence
+    observed = np.cumprod(np.column_stack([np.ones(requests), outcome[:, :-1]]), axis=1) > 0
+    spent = dict.fromkeys(("plan and publish", "learn the cost", "learn the calibration"), 0.0)
+    for step in range(steps):
+        marks = [time.perf_counter()]
+        budget = planner.budget(step, ids, 1000.0 * requests)
+        now = survival(confidence)
+        planner.windows(now)
+        if not budget.skip_draft:
+            planner.publish(step, ids, now)
+        marks.append(time.perf_counter())
+        planner.observe_step(requests, requests + budget.tokens, 1000.0 * requests, 0.01 * rng.uniform(0.9, 1.1), slots=requests * gamma)
+        marks.append(time.perf_counter())
+        planner.observe_acceptance(logits, outcome, observed)
+        marks.append(time.perf_counter())
+        for name, begin, end in zip(spent, marks, marks[1:]):
+            spent[name] += (end - begin) * 1e6 / steps
+    return spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gamma", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    cost, rng, rows = gpu().cost, np.random.default_rng(0), []
+    for requests in REQUESTS:
+        confidence = rng.beta(6, 2, (requests, options.gamma)).astype(np.float32)
+        times = median_microseconds({**our_arms(confidence, cost), **sglang_arms(survival(confidence), cost)}, options.rounds)
+        times.update(whole_step(requests, options.gamma))
+        rows.append({"requests": requests, **{name: round(value, 1) for name, value in times.items()}})
+        print(rows[-1], flush=True)
+    write(rows, options)
+
+
+def write(rows: list[dict], options: argparse.Namespace) -> None:
+    """The table as Markdown and JSON, with what it was measured on."""
+    about = {"command": f"python benchmarks/planner.py --gamma {options.gamma} --rounds {options.rounds}", "date": str(date.today()),
+             "machine": f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}", "gamma": options.gamma}
+    lines = [
+        "# Host time of planning a step, microseconds", "",
+        (f"`{about['command']}`, {about['machine']} (AMD EPYC), {about['date']}. Median of {options.rounds} rounds of 20 calls, arms "
+        "interleaved, one thread. Ratios divide *ours, all three* by SGLang 0.5.23's `compute_verify_token_budget` on the same "
+        "survival; SGLang's survival and allocation are not in its figures. The last three columns are means of a `Planner` "
+        "driven as a worker drives it (relay, running mean, probing included), with the cost of its learners apart."), "",
+        "| R | survival | budget | windows | ours, all three | SGLang 1-D | SGLang additive | ratio 1-D | ratio additive | plan and publish | learn cost | learn calibration |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ours, flat, additive = row["ours, all three"], row["sglang, 1-D table"], row["sglang, additive table"]
+        lines.append(
+            f"| {row['requests']} | {row['survival']} | {row['budget']} | {row['windows']} | {ours} | {flat} | {additive} | "
+            f"{ours / flat:.2f} | {ours / additive:.2f} | {row['plan and publish']:.0f} | {row['learn the cost']:.0f} | "
+            f"{row['learn the calibration']:.0f} |")
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "planner.md").write_text("\n".join(lines) + "\n")
+    (RESULTS / "planner.json").write_text(json.dumps({**about, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
