@@ -40,8 +40,8 @@ class Planner:
         calibrator: learns from `observe_acceptance`; None if confidence is calibrated elsewhere or not at all.
         min_window, max_window: bounds for every request; may be changed between steps.
         max_step_seconds: ceiling on a step, for an inter-token latency goal; may be changed between steps.
-        probes: how rarely to draft while plain decoding wins.
-        plain_probes: how rarely to decode plainly while drafting wins; only with a cost model that learns from it.
+        probes: how rarely to draft while plain decoding wins (`probing` is then True).
+        plain_probes: how rarely to decode plainly while drafting wins; only if the cost model can `observe` it.
 
     Raises:
         ValueError: unknown policy, or gamma below 1.
@@ -160,10 +160,11 @@ class Planner:
     def _probed(self, plan: Budget, context: float) -> Budget:
         """The plan, or now and then the other choice, so that neither side of the comparison goes stale."""
         draft_due, plain_due = self._draft_clock.due(plan.skip_draft), self._plain_clock.due(not plan.skip_draft)
-        if draft_due and np.max(self._high) > 0:
+        self.probing = draft_due and bool(np.max(self._high) > 0)
+        if self.probing:
             # At least one draft everywhere: confidence without outcomes teaches nothing.
             return self._best(context, np.maximum(self._low, 1), False)
-        if plain_due and isinstance(self.cost, OnlineCostModel) and np.max(self._low) == 0:
+        if plain_due and hasattr(self.cost, "observe") and np.max(self._low) == 0:
             requests = self._values.shape[-2]
             seconds = float(self.cost.step_seconds(requests, requests, context))
             return Budget(0, float(requests), seconds, True, 0)

@@ -102,6 +102,7 @@ def test_plain_decoding_is_left_now_and_then_to_look_and_at_once_when_drafting_p
     gaps = np.diff(probes)
     assert probes[0] == 4 and gaps[:2].tolist() == [9, 17] and set(gaps[2:]) == {17}
     assert all(budgets[step].tokens >= 16 for step in probes)
+    assert planner.probing == (not budgets[-1].skip_draft)
     back = run(planner, range(200, 230), 2, 0.95)
     assert not back[-1].skip_draft and sum(budget.skip_draft for budget in back) <= 25
 
