@@ -21,8 +21,8 @@ from sglang_dspark.config import DSparkConfig
 from sglang_dspark.flags import ALGORITHM, add_flags, config_of_namespace
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
-# A server without its model: three Python processes with torch (measured 2026-11-29, see README "Memory").
-BASE_BYTES = 2 << 30
+# A server without its model: four Python processes with torch, most pages shared (measured 2026-11-29: README).
+BASE_BYTES = 5 << 29
 # KV that a useful server has at least: one request of this many tokens.
 LEAST_KV_TOKENS = 4096
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
