@@ -17,6 +17,12 @@ WINDOW_POLICIES = ("causal", "lagged", "ahead")
 SUPPORTED_VERIFY_MODES = VERIFY_MODES
 DEFAULT_VERIFY_MODE = "compact" if "compact" in SUPPORTED_VERIFY_MODES else "static"
 
+# What a mode never reads. Static takes --max-window: it verifies that many drafts for everybody.
+IDLE_SETTINGS = {
+    "static": ("window_policy", "min_window", "max_step_ms"),
+    "off": ("window_policy", "min_window", "max_step_ms", "max_window", "cost_model", "calibration"),
+}
+
 
 class ConfigError(ValueError):
     """A setting, or two settings together, that cannot be meant; the message names the flag and the fix."""
@@ -85,16 +91,25 @@ class DSparkConfig:
 
     def _check_combination(self) -> None:
         """A setting that the mode would never read is a mistake, not a preference."""
-        idle = {"static": ("window_policy", "min_window", "max_step_ms")}
-        idle["off"] = idle["static"] + ("max_window", "cost_model", "calibration")
         default = {field.name: field.default for field in fields(self)}
-        for name in idle.get(self.verify_mode, ()):
+        for name in IDLE_SETTINGS.get(self.verify_mode, ()):
             if getattr(self, name) != default[name]:
-                why = "sizes every window the same" if self.verify_mode == "static" else "verifies nothing"
+                why = "verifies whole blocks" if self.verify_mode == "static" else "verifies nothing"
                 raise ConfigError(
                     f"{flag_of(name)} {getattr(self, name)} has no effect with --verify-mode {self.verify_mode}, which "
                     f"{why}: leave it out, or choose another mode"
                 )
+
+    def changed(self, changes: Mapping) -> DSparkConfig:
+        """This config with `changes`; what a newly chosen mode never reads goes back to its default.
+
+        Raises:
+            ConfigError: as the constructor and `from_dict`.
+        """
+        mode = changes.get("verify_mode", self.verify_mode)
+        default = {field.name: field.default for field in fields(self)}
+        dropped = {name: default[name] for name in IDLE_SETTINGS.get(mode, ())}
+        return DSparkConfig.from_dict({**self.to_dict(), **dropped, **changes})
 
     def check_files(self) -> None:
         """Raise ConfigError where a cost or calibration file is named that does not exist."""

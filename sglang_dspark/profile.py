@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable
 
@@ -14,7 +13,6 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from dspark_kernels.sampling import SamplingRows
 from dspark_kernels.types import AcceptRule, RequestRules, StepNoise
 from dspark_scheduler import fit_cost_model
-from sglang_dspark.cost import ServerCost
 from sglang_dspark.drafter import Drafter
 from sglang_dspark.step import BlockVerifyInput
 
@@ -34,10 +32,10 @@ def measure(drafter: Drafter, runner, gamma: int, *, seconds: float = 10.0, max_
     points = [(r, r + round(r * gamma * share)) for r in sizes for share in (0, 0.2, 0.5, 1)]
     points = sorted(set(points))
     started = time.perf_counter()
-    target = _medians({p: (lambda p=p: run_target(runner, gamma, *p)) for p in points}, started, 0.7 * seconds)
-    backbone = _medians({r: (lambda r=r: run_backbone(drafter, r)) for r in sizes}, started, 0.85 * seconds)
+    target = _quickest({p: (lambda p=p: run_target(runner, gamma, *p)) for p in points}, started, 0.7 * seconds)
+    backbone = _quickest({r: (lambda r=r: run_backbone(drafter, r)) for r in sizes}, started, 0.85 * seconds)
     slots = sorted({(r, k) for r in sizes for k in {1, (gamma + 1) // 2, gamma}})
-    head = _medians({p: (lambda p=p: run_head(drafter, *p)) for p in slots}, started, seconds)
+    head = _quickest({p: (lambda p=p: run_head(drafter, *p)) for p in slots}, started, seconds)
     model = fit(target, head, CONTEXT)
     logger.info("measured the step's cost with %d probes in %.1f s", len(target) + len(backbone) + len(head),
                 time.perf_counter() - started)
@@ -47,7 +45,7 @@ def measure(drafter: Drafter, runner, gamma: int, *, seconds: float = 10.0, max_
 
 
 def fit(target: dict[tuple[int, int], float], head: dict[tuple[int, int], float], context: int):
-    """An AdditiveCostModel from medians: target by (requests, rows), head by (requests, length)."""
+    """An AdditiveCostModel from measured seconds: target by (requests, rows), head by (requests, length)."""
     rows = [(r, m, s + HOST_SECONDS, context * r, 0) for (r, m), s in target.items()]
     rows += [(0, 0, s, 0, r * k) for (r, k), s in head.items()]
     requests, tokens, times, contexts, slots = (list(column) for column in zip(*rows))
@@ -57,17 +55,20 @@ def fit(target: dict[tuple[int, int], float], head: dict[tuple[int, int], float]
                           draft_knots=sorted({r * k for r, k in head})[::2])
 
 
-def _medians(probes: dict, started: float, deadline: float) -> dict:
-    """Median seconds of each probe: one warm run and one timed run of all, then more rounds until the deadline."""
-    samples: dict = {key: [] for key in probes}
+def _quickest(probes: dict, started: float, deadline: float) -> dict:
+    """The quickest run of each probe: what else the machine does can only add to it.
+
+    Every probe runs once to warm up and twice to be timed; more rounds follow until the deadline.
+    """
+    best = dict.fromkeys(probes, float("inf"))
     for round_number in range(8):
         for key, run in probes.items():
             if round_number == 0:
                 run()  # the first call of a shape allocates and warms up
-            samples[key].append(_timed(run))
-        if time.perf_counter() - started > deadline:
+            best[key] = min(best[key], _timed(run))
+        if round_number and time.perf_counter() - started > deadline:
             break
-    return {key: statistics.median(values) for key, values in samples.items()}
+    return best
 
 
 def _timed(run: Callable[[], None]) -> float:

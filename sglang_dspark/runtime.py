@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 from pathlib import Path
@@ -52,24 +51,24 @@ class Speculation:
         self.cost: ServerCost | None = None
         self._planned: dict[str, PlannedWindows] = {}
         self._static = StaticWindows(drafter)
-        self.config = config
+        self.config = self.started = config  # what cannot be switched is read from `started`
         self._check(config)
 
     def measure(self, runner, max_requests: int) -> None:
         """Find the step's cost: from the file that was given, the cache, or by timing forwards now."""
-        path = self.folder / "cost.json" if self.config.cost_model == "auto" else Path(self.config.cost_model)
+        path = self.folder / "cost.json" if self.started.cost_model == "auto" else Path(self.started.cost_model)
         body = None
         if path.is_file():
             try:
                 body = load_measurement(path, COST_KIND, self.fingerprint)
             except FingerprintMismatch:
-                if self.config.cost_model != "auto":
+                if self.started.cost_model != "auto":
                     raise
         if body is None:
             body = measure(self.drafter, runner, self.drafter.gamma, max_requests=max_requests)
             if self.learning:
                 save_measurement(path, COST_KIND, self.fingerprint, body)
-        self.cost = ServerCost.from_dict(body, learn=self.config.cost_model == "auto")
+        self.cost = ServerCost.from_dict(body, learn=self.started.cost_model == "auto")
 
     @property
     def windows(self) -> PlannedWindows | StaticWindows:
@@ -94,7 +93,7 @@ class Speculation:
         Raises:
             ConfigError: settings that contradict each other or that the draft cannot serve; nothing changes then.
         """
-        config = dataclasses.replace(self.config, **changes)
+        config = self.config.changed(changes)
         self._check(config)
         self.config = config
         for policy in self._planned.values():
@@ -107,7 +106,7 @@ class Speculation:
         if not self.learning:
             return
         self.calibration.save(self.folder)
-        if self.cost is not None and self.config.cost_model == "auto":
+        if self.cost is not None and self.started.cost_model == "auto":
             save_measurement(self.folder / "cost.json", COST_KIND, self.fingerprint, self.cost.to_dict())
 
     def _policy(self, name: str) -> PlannedWindows:

@@ -61,14 +61,15 @@ def add_routes(server_args: ServerArgs) -> None:
         try:
             numbers = encode(changes)
             ranks = [state["dspark"] for state in await internal_states()]
-            check_draft(DSparkConfig.from_dict({**ranks[0]["config"], **changes}), _draft_of(server_args))
+            config = DSparkConfig.from_dict(ranks[0]["config"]).changed(changes)
+            check_draft(config, _draft_of(server_args))
         except ConfigError as error:
             return _refusal(JSONResponse, 400, str(error))
         updated = await http_server.get_global_state().tokenizer_manager.set_internal_state(
             SetInternalStateReq(server_args=numbers))
         if not all(updated):
             return _refusal(JSONResponse, 500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
-        return {"config": {**ranks[0]["config"], **changes}, "ranks": len(updated), "started_as": started.verify_mode}
+        return {"config": config.to_dict(), "ranks": len(updated), "started_as": started.verify_mode}
 
 
 def may_configure(server_args: ServerArgs) -> bool:
