@@ -79,7 +79,10 @@ def measure(name: str, row: Row, work: Path, settings: TrainSettings) -> dict:
 def table(results: list[dict]) -> str:
     """Markdown of the results, with the difference to the base."""
     base = next((r for r in results if r["row"] == "base"), None)
-    lines = ["| row | T = 1 | Δ | greedy | Δ | overlap by position | anchors per CPU s | parameters |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| row | T = 1 | Δ | greedy | Δ | overlap by position | anchors per CPU s | parameters |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for r in results:
         delta = [f"{r[k] - base[k]:+.3f}" if base else "" for k in ("length_T1", "length_greedy")]
         overlap = " ".join(f"{x:.2f}" for x in r["overlap"])

@@ -98,6 +98,7 @@ class Trainer:
         )
         self.step, self.elapsed, self.anchors = 0, 0.0, 0
         self.log: list[dict] = []
+        self._averaged_at, self._finished = 0, False
         if (work / "checkpoint.pt").exists():
             self._resume()
 
@@ -133,24 +134,21 @@ class Trainer:
         sequences = stream(self.work / "shards", self.worker, self.workers, self.settings.seed + self.step)
         start, last_sync, last_save = time.monotonic() - self.elapsed, time.monotonic(), time.monotonic()
         recent: list[float] = []
-        while self.progress() < 1:
+        while not self._finished:
             recent.append(self._train_step([next(sequences) for _ in range(self.settings.sequences_per_step)]))
             now = time.monotonic()
             self.elapsed = now - start
-            if self.workers > 1 and now - last_sync > SYNC_SECONDS:
+            if self.workers == 1:
+                self._finished = self.progress() >= 1
+            elif now - last_sync > SYNC_SECONDS or self.progress() >= 1:
                 self._average()
                 last_sync = time.monotonic()
             if report is not None and self.step % 10 == 0:
-                report(
-                    {"step": self.step, "progress": self.progress(), "length": sum(recent[-100:]) / len(recent[-100:])}
-                )
-            if now - last_save > 60 * self.settings.checkpoint_minutes and self.worker == 0:
+                length = sum(recent[-100:]) / len(recent[-100:])
+                report({"step": self.step, "progress": self.progress(), "length": length})
+            if self.worker == 0 and (self._finished or now - last_save > 60 * self.settings.checkpoint_minutes):
                 self._checkpoint(save, sum(recent[-300:]) / len(recent[-300:]))
                 last_save = time.monotonic()
-        if self.workers > 1:
-            self._average()
-        if self.worker == 0:
-            self._checkpoint(save, sum(recent[-300:]) / max(1, len(recent[-300:])))
         return self.log
 
     def _train_step(self, examples) -> float:
@@ -175,14 +173,17 @@ class Trainer:
         return torch.autocast(self.settings.device, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
 
     def _average(self) -> None:
-        """Weights averaged over the processes by the steps each made since the last time; the moments stay local."""
-        made = torch.tensor([float(self.step - getattr(self, "_averaged_at", 0)), self.progress()])
+        """Weights averaged over the processes by the steps each made since the last time; the moments stay local.
+
+        Whether to stop is decided here, together: a process that stopped alone would leave the others waiting for it.
+        """
+        made = torch.tensor([float(self.step - self._averaged_at), float(self.progress() >= 1)])
         total = made.clone()
         dist.all_reduce(total)
         flat = torch.nn.utils.parameters_to_vector(self.draft.parameters()).detach() * made[0]
         dist.all_reduce(flat)
         torch.nn.utils.vector_to_parameters(flat / total[0].clamp_min(1), self.draft.parameters())
-        self._averaged_at = self.step
+        self._averaged_at, self._finished = self.step, bool(total[1] > 0)
 
     @torch.no_grad()
     def evaluate(self, sequences: int = 120, anchors: int = 8) -> dict:
@@ -232,3 +233,4 @@ class Trainer:
         self.draft.load_state_dict(state["draft"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.elapsed, self.anchors, self.log = (state[k] for k in ("step", "elapsed", "anchors", "log"))
+        self._averaged_at, self._finished = self.step, self.progress() >= 1
