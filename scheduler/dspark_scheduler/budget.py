@@ -116,12 +116,12 @@ def _best_at_length(
     requests = values.shape[-2]
     base, floor, ladder = _candidates(values, low, high, length)
     expected = np.empty(len(ladder) + 1)
-    expected[0] = requests + base
+    expected[0] = 0.0
     np.cumsum(ladder, out=expected[1:])
-    expected[1:] += expected[0]
-    windows = np.arange(floor, floor + len(ladder) + 1)
-    seconds = cost.step_seconds(requests, requests + windows, context)
-    seconds = seconds + cost.draft_seconds(windows if slots is None else slots)
+    expected += requests + base
+    tokens = np.arange(requests + floor, requests + floor + len(expected))
+    seconds = cost.step_seconds(requests, tokens, context)
+    seconds = seconds + cost.draft_seconds(tokens - requests if slots is None else slots)
     rate = expected / seconds
     if limit < np.inf:
         allowed = seconds <= limit
@@ -147,10 +147,16 @@ def _candidates(
         base, floor = float(certain.sum(dtype=np.float64)) / cases, int(np.count_nonzero(forced))
         chosen = values[..., ~forced & (position < high[:, None])].reshape(cases, -1)
     ladder = np.sort(chosen)[:, ::-1]
+    if cases == 1:
+        ladder = ladder[0]
+        least, most = (ladder[-1], ladder[0]) if len(ladder) else (0.0, 0.0)
+    else:
+        least, most = ladder[:, -1:].min(initial=0.0), ladder[:, :1].max(initial=0.0)
+        ladder = ladder.mean(axis=0, dtype=np.float64)
     # Sorted, NaN comes last; so two comparisons check every entry.
-    if ladder.shape[1] and not (0.0 <= ladder[:, -1].min() and ladder[:, 0].max() <= 1.0):
+    if not (0.0 <= least and most <= 1.0):
         raise ValueError("survival must lie in [0, 1] and hold no NaN")
-    return base, floor, ladder[0] if cases == 1 else ladder.mean(axis=0, dtype=np.float64)
+    return base, floor, ladder
 
 
 def plan_budget(
@@ -190,9 +196,9 @@ def evidence_values(evidence: LaggedSurvival | ContextSurvival, missing: np.ndar
             f"a budget is planned from LaggedSurvival or ContextSurvival, not from {type(evidence).__name__}: "
             "an array could hold survival of the very tokens it decides about"
         )
-    empty = evidence.missing
-    if not empty.any():
+    if evidence.complete:
         return evidence.values
+    empty = evidence.missing
     own = evidence.averaged()
     strangers = own.missing
     if strangers.any():

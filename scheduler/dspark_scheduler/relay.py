@@ -45,13 +45,19 @@ class LaggedSurvival:
         """[R] or [H, R] bool: where nothing is known of a request."""
         return np.isnan(self.values[..., 0])
 
+    @property
+    def complete(self) -> bool:
+        """Whether everything is known of every request."""
+        least = self.values[..., 0].min(initial=1.0)  # NaN if there is one
+        return not np.isnan(least)
+
     def averaged(self) -> LaggedSurvival:
         """Every request's mean over its history, [R, γ]; NaN where it has none."""
         if self.values.ndim == 2:
             return self
-        missing = self.missing
-        if not missing.any():
+        if self.complete:
             return LaggedSurvival(self.values.mean(axis=0), self.step, self.now)
+        missing = self.missing
         known = np.count_nonzero(~missing, axis=0)[:, None]
         total = np.where(missing[..., None], 0.0, self.values).sum(axis=0)
         mean = np.divide(total, known, out=np.full(total.shape, np.nan), where=known > 0)

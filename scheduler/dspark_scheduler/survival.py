@@ -31,7 +31,7 @@ def survival(confidence: np.ndarray) -> np.ndarray:
 
 def check_probabilities(values: np.ndarray, name: str) -> None:
     """Raise a ValueError naming the first row of `values` [R, γ] that holds NaN or something outside [0, 1]."""
-    # One min and one max, written so that NaN fails both: the slow search for the culprit runs only on failure.
+    # Written so that NaN fails both; the slow search for the culprit runs only on failure.
     if values.size == 0 or (values.min() >= 0.0 and values.max() <= 1.0):
         return
     row, column = np.argwhere(~((values >= 0.0) & (values <= 1.0)))[0]

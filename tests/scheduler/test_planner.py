@@ -102,7 +102,8 @@ def test_plain_decoding_is_left_now_and_then_to_look_and_at_once_when_drafting_p
     gaps = np.diff(probes)
     assert probes[0] == 4 and gaps[:2].tolist() == [9, 17] and set(gaps[2:]) == {17}
     assert all(budgets[step].tokens >= 16 for step in probes)
-    assert planner.probing == (not budgets[-1].skip_draft)
+    first = Planner(GAMMA, cost(0.4), probes=ProbeSchedule(4, 16))
+    assert [run(first, range(step, step + 1), 16, 0.05) and first.probing for step in range(6)] == [False] * 4 + [True, False]
     back = run(planner, range(200, 230), 2, 0.95)
     assert not back[-1].skip_draft and sum(budget.skip_draft for budget in back) <= 25
 
