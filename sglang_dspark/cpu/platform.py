@@ -9,8 +9,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 from sglang_dspark.cpu import ATTENTION_BACKEND
 from sglang_dspark.cpu.defaults import apply_defaults
 from sglang_dspark.cpu.process import prepare_process, prepare_worker
-
-SPECULATIVE_ALGORITHMS = ("DSPARK_LOAD_AWARE",)
+from sglang_dspark.cpu.refusals import SPECULATIVE_ALGORITHMS, refuse_layers
 
 
 class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -30,6 +29,9 @@ class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         prepare_worker()
+
+    def post_load_model(self, model) -> None:
+        refuse_layers(model)
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
