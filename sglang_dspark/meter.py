@@ -8,45 +8,70 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sglang_dspark.serving.history import History
+
 if TYPE_CHECKING:
     from sglang_dspark.step import Step
 
 STALL_SECONDS = 1.0  # a gap between steps beyond this is idleness, not cost
+PARTS = ("backbone", "draft", "verify", "host")
 
 
 @dataclass
 class Totals:
-    """Counts since the start; positions are 0-based drafts. Every rate divides by what was verified, not by gamma."""
+    """Counts since the start; positions are 0-based drafts. Every rate divides by what was verified, not by gamma.
+
+    What each count is divided by to make a rate stands in docs/metrics.md. `verified_at[k]` counts drafts at position
+    k that were verified and behind accepted ones only: the tries of which `accepted_at[k]` succeeded. `confident_at`
+    are those tries whose confidence was computed; `predicted_at` and `outcome_at` sum their calibrated confidence and
+    their outcome (Σ min(p, q) where the rule gives it, else 0 or 1). `seconds["step"]` sums the `timed` steps, those
+    that another step followed at once; `predicted` sums the cost model's seconds of the same steps.
+    """
 
     gamma: int
     steps: int = 0
+    timed: int = 0
     skipped: int = 0  # steps that did not draft
+    requests: int = 0  # requests of all steps
     offered: int = 0  # drafts within gamma, what static would verify
     drafted: int = 0
     verified: int = 0
     accepted: int = 0
     committed: int = 0
-    rows: int = 0
+    rows: int = 0  # of the target's forwards, padding included
+    padding: int = 0
+    budget: int = 0
+    predicted: float = 0.0
+    changes: int = 0  # settings switched at run time
     verified_at: np.ndarray = field(default=None)
     accepted_at: np.ndarray = field(default=None)
+    confident_at: np.ndarray = field(default=None)
+    predicted_at: np.ndarray = field(default=None)
+    outcome_at: np.ndarray = field(default=None)
     windows: np.ndarray = field(default=None)
-    seconds: dict = field(default_factory=lambda: dict.fromkeys(("step", "backbone", "draft", "verify", "host"), 0.0))
-    predicted: float = 0.0
-    budget: int = 0
+    seconds: dict = field(default_factory=lambda: dict.fromkeys(("step", *PARTS), 0.0))
 
     def __post_init__(self) -> None:
-        self.verified_at = np.zeros(self.gamma, np.int64)
-        self.accepted_at = np.zeros(self.gamma, np.int64)
+        for name in ("verified_at", "accepted_at", "confident_at"):
+            setattr(self, name, np.zeros(self.gamma, np.int64))
+        self.predicted_at, self.outcome_at = np.zeros(self.gamma), np.zeros(self.gamma)
         self.windows = np.zeros(self.gamma + 1, np.int64)
 
 
 class Meter:
-    """Times the parts of a step on the host's clock and counts its tokens. Never waits for a device."""
+    """Times the parts of a step on the host's clock and counts its tokens. Never waits for a device.
+
+    `telemetry`, where somebody sets it, is told that there is something new (see `serving.metrics.Telemetry`).
+    """
 
     def __init__(self, gamma: int) -> None:
         self.totals = Totals(gamma)
-        self.last: dict = {}
+        self.history = History(gamma)
+        self.telemetry = None
+        self.last: dict = {}  # the last step, for the status page
+        self._config = None
         self._pending: dict | None = None
+        self._predicted = 0.0
         self._begin = self._mark = self._end = 0.0
         self._parts: dict[str, float] = {}
 
@@ -70,38 +95,83 @@ class Meter:
         pending, self._pending = self._pending, None
         if pending is None or now - self._end > STALL_SECONDS:
             return None
-        pending["seconds"] = now - pending.pop("started")
-        self.totals.seconds["step"] += pending["seconds"]
+        seconds = pending["seconds"] = now - pending.pop("started")
+        self.totals.seconds["step"] += seconds
+        self.totals.timed += 1
+        self.totals.predicted += self._predicted
+        self.history.time(seconds, self._predicted, pending["requests"], pending["rows"])
+        if self.telemetry is not None:
+            self.telemetry.step(seconds, self._predicted)
         return pending
 
     def end(self, step: Step, drafted, judged, verified, committed, speculation) -> None:
         """Count the step, teach the calibration, and keep its parts for `finish`."""
-        t = self.totals
         lengths = committed.lengths.cpu().numpy()
         windows = judged.windows.cpu().numpy()
         k = judged.block_size
         reached = np.arange(k) < np.minimum(lengths, windows)[:, None]  # verified, everything before it accepted
         hits = np.arange(k) < (lengths - 1)[:, None]
+        self._note_change(speculation.config)
+        self._count(step, drafted, k, lengths, windows, reached, hits)
+        self._count_rows(step, verified)
+        if drafted is not None and drafted.logits is not None:
+            self._calibrate(step, drafted.logits, committed, reached, hits, speculation.calibration)
+        slots = 0 if drafted is None else max(
+            1, int(k * step.size if speculation.windows.drafting == "depth" else windows.sum()))
+        self._predict(step, verified.rows, slots, speculation.cost)
+        self._end = time.perf_counter()
+        self._keep(step, verified.rows, slots)
+        self.last = {"requests": step.size, "context": step.context, "rows": verified.rows, "drafted": slots,
+                     "budget": self._budget.tokens, "verified": int(windows.sum()), "committed": int(lengths.sum()),
+                     "predicted_seconds": self._predicted}
+        if self.telemetry is not None:
+            self.telemetry.wake()
+
+    def _note_change(self, config) -> None:
+        if self._config is not config:
+            self.totals.changes += self._config is not None
+            self._config = config
+            self.history.settings(config)
+
+    def _count(self, step: Step, drafted, k: int, lengths, windows, reached, hits) -> None:
+        t = self.totals
+        counts = np.bincount(windows, minlength=t.gamma + 1)
+        accepted, committed = int((lengths - 1).sum()), int(lengths.sum())
         t.steps += 1
         t.skipped += drafted is None
+        t.requests += step.size
         t.offered += t.gamma * step.size
         t.drafted += k * step.size
         t.verified += int(windows.sum())
-        t.accepted += int((lengths - 1).sum())
-        t.committed += int(lengths.sum())
-        t.rows += verified.rows
+        t.accepted += accepted
+        t.committed += committed
         t.verified_at[:k] += reached.sum(0)
         t.accepted_at[:k] += (hits & reached).sum(0)
-        t.windows += np.bincount(windows, minlength=t.gamma + 1)
-        t.predicted += self._budget.step_seconds
+        t.windows += counts
         t.budget += self._budget.tokens
-        if drafted is not None and drafted.logits is not None:
-            labels = committed.acceptance.cpu().numpy()
-            labels = np.where(np.isnan(labels), hits, labels)
-            width = min(k, drafted.logits.shape[1])
-            speculation.calibration.observe(drafted.logits[:, :width], step.greedy, labels[:, :width], reached[:, :width])
-        self._end = time.perf_counter()
-        self._keep(step, verified.rows, 0 if drafted is None else max(1, int((k * step.size if speculation.windows.drafting == "depth" else windows.sum()))))
+        self.history.add(step.size, committed, drafted is None, counts)
+
+    def _count_rows(self, step: Step, verified) -> None:
+        self.totals.rows += verified.rows
+        self.totals.padding += verified.rows - step.size - int(verified.windows.sum())
+
+    def _calibrate(self, step: Step, logits: np.ndarray, committed, reached, hits, calibration) -> None:
+        """Compare the confidence in use with what came of it, then let the calibration learn from it."""
+        t, width = self.totals, min(reached.shape[1], logits.shape[1])
+        logits, reached, hits = logits[:, :width], reached[:, :width], hits[:, :width]
+        soft = committed.acceptance.cpu().numpy()[:, :width]
+        labels = np.where(np.isnan(soft), hits, soft)
+        t.confident_at[:width] += reached.sum(0)
+        t.predicted_at[:width] += (calibration.conditional(logits, step.greedy) * reached).sum(0)
+        t.outcome_at[:width] += (labels * reached).sum(0)
+        calibration.observe(logits, step.greedy, labels, reached)
+
+    def _predict(self, step: Step, rows: int, slots: int, cost) -> None:
+        """The seconds that the cost model gives the step that ran, whatever the plan was; 0 without a cost model."""
+        self._predicted = 0.0
+        if cost is not None:
+            draft = cost.model.draft_seconds(slots) + cost.backbone_seconds(step.size) if slots else 0.0
+            self._predicted = float(cost.step_seconds(step.size, rows, step.context) + draft)
 
     def _keep(self, step: Step, rows: int, slots: int) -> None:
         parts = self._parts
