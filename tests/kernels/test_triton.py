@@ -1,0 +1,80 @@
+"""The Triton kernels without a GPU: equal to the torch path under Triton's interpreter, and compiled to cubins.
+
+Separates a kernel that computes something else from one that only the interpreter accepts. The interpreter runs in one
+child process (it must be chosen before triton is imported), on 640 random shapes; see `dspark_kernels.selfcheck`. What
+neither sees: races between threads of a block, which `benchmarks/gpu_check.py` runs for on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import dspark_kernels
+from dspark_kernels.backend import HAS_TRITON
+from dspark_kernels.selfcheck import CHECKS
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed on this machine")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "dspark_kernels.selfcheck", "--device", "cpu", "--json"]
+    child = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=800)
+    assert child.stdout, child.stderr
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_a_kernel_equals_the_torch_path_on_every_random_shape(interpreted, name):
+    assert interpreted[name]["error"] is None, interpreted[name]["error"]
+    assert interpreted[name]["cases"] >= 50
+
+
+def kernels_of_the_package() -> set[str]:
+    """Every launched Triton function: its name ends in `_kernel`."""
+    names = set()
+    for module in pkgutil.iter_modules(dspark_kernels.__path__):
+        for name, value in vars(importlib.import_module(f"dspark_kernels.{module.name}")).items():
+            if name.endswith("_kernel") and hasattr(value, "arg_names"):
+                names.add(name)
+    return names
+
+
+def test_the_catalogue_lists_every_kernel():
+    from dspark_kernels.aot import BUILDS
+
+    assert kernels_of_the_package() == {build.name for build in BUILDS} and len(BUILDS) >= 10
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_every_kernel_compiles_ahead_of_time(capability, tmp_path):
+    """In a child, with an empty cache, so that nothing compiled before (or under the interpreter) stands in for it."""
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "dspark_kernels.aot", str(capability)]
+    child = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=600)
+    assert child.returncode == 0, child.stderr
+    from dspark_kernels.aot import BUILDS
+
+    sizes = [int(line.split()[2]) for line in child.stdout.splitlines() if line.startswith(f"sm_{capability}")]
+    assert len(sizes) == len(BUILDS) and min(sizes) > 1000
+
+
+def test_the_torch_path_imports_without_triton():
+    """A CPU-only torch has none: everything but the Triton modules must import and serve."""
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, dspark_kernels as k\n"
+        "assert not k.backend.HAS_TRITON\n"
+        "print(k.probabilities(torch.zeros(1, 4), k.SamplingRows.of([1.0])).tolist(), 'dspark_kernels.aot' in sys.modules)"
+    )
+    child = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120)
+    assert child.stdout.strip() == "[[0.25, 0.25, 0.25, 0.25]] False", child.stderr
