@@ -64,11 +64,5 @@ def sample_plain(logits: torch.Tensor, step: Step) -> torch.Tensor:
     return tokens
 
 
-def plain_block(step: Step) -> BlockDraft:
-    """A block of no drafts: the step verifies the anchors alone, which is plain decoding."""
-    nothing = torch.empty(step.size, 0, dtype=torch.int64, device=step.anchors.device)
-    return BlockDraft(nothing, nothing, None)
-
-
 def _padded(tokens: torch.Tensor, width: int) -> torch.Tensor:
     return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ from dspark_kernels.markov import sample_block
 from dspark_kernels.markov_windows import sample_windows
 from dspark_kernels.types import BlockDraft
 from sglang_dspark.algorithm import NAME, local_folder
-from sglang_dspark.step import BlockVerifyInput, Step
+from sglang_dspark.ranks import Ranks
+from sglang_dspark.step import BlockVerifyInput, Step, empty_block
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
@@ -40,6 +42,7 @@ class Drafter:
                                  num_hidden_layers=hf_config.num_hidden_layers)
         self.model.share_with_target(target.model.get_input_embeddings(), target.model.lm_head)
         self.gamma = self.config.block_size
+        self.ranks = Ranks()
         self.last_position = target.model_config.context_len - 1
         self._offsets = torch.arange(self.gamma, device=self.runner.device)
 
@@ -48,12 +51,19 @@ class Drafter:
 
         With `windows` [R] only the slots inside them are drawn; the others hold token 0 and are never verified.
         """
+        if length == 0:
+            return empty_block(step)
         hidden = states[:, :length]
         head, support = self.model.markov_head, self.model.draft_token_ids
         if windows is None or (windows == length).all():
             base = self.model.base_logits(hidden.reshape(-1, hidden.shape[-1])).view(step.size, length, -1)
-            return sample_block(head, base, hidden, step.anchors, step.rows, step.noise, support)
-        return sample_windows(head, self.model.base_logits, hidden, step.anchors, step.rows, step.noise, windows, support)
+            block = sample_block(head, base, hidden, step.anchors, step.rows, step.noise, support)
+        else:
+            block = sample_windows(head, self.model.base_logits, hidden, step.anchors, step.rows, step.noise, windows,
+                                   support)
+        if self.ranks.alone:
+            return block
+        return replace(block, tokens=self.ranks.tensor(block.tokens), columns=self.ranks.tensor(block.columns))
 
     def confidence(self, states: torch.Tensor, anchors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Logits float32 [R, k] that draft k is accepted given that all before it were (eq. 7), for k drafted tokens."""

@@ -36,7 +36,7 @@ def read_settings(custom_params: Mapping | None) -> RequestSettings:
     if given is None:
         return RequestSettings()
     if not isinstance(given, Mapping):
-        raise ValueError(f"custom_params.{KEY} must be an object, got {given!r}")
+        raise ValueError(f"custom_params.{KEY} must be an object, got {given!r}")  # noqa: TRY004 (the engine answers 400 to it)
     try:
         return RequestSettings.model_validate(dict(given))
     except ValidationError as error:

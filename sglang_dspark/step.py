@@ -11,7 +11,7 @@ import torch
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 from dspark_kernels.sampling import SamplingRows
-from dspark_kernels.types import AcceptRule, RequestRules, StepNoise
+from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, StepNoise
 from sglang_dspark.adjust import forbids_drafts
 from sglang_dspark.request import request_bounds
 
@@ -136,6 +136,12 @@ class Step:
     @property
     def context(self) -> int:
         return int(self.prefix_lens_host.sum())
+
+
+def empty_block(step: Step) -> BlockDraft:
+    """A block of no drafts: the step verifies the anchors alone, which is plain decoding."""
+    nothing = torch.empty(step.size, 0, dtype=torch.int64, device=step.anchors.device)
+    return BlockDraft(nothing, nothing, None)
 
 
 def sampling_rows(reqs: list[Req], device: torch.device) -> SamplingRows:

@@ -62,7 +62,9 @@ class PlannedWindows:
     def budget(self, step: Step) -> Budget:
         """From survival at least two steps old: whether to draft, how far, and how many drafts may be verified."""
         self.cost.requests = step.size
-        return self.planner.budget(step.number, step.ids, step.context, min_window=step.low, max_window=step.high)
+        own = self.planner.budget(step.number, step.ids, step.context, min_window=step.low, max_window=step.high)
+        self.planner.last_budget = self.drafter.ranks.budget(own)
+        return self.planner.last_budget
 
     def publish(self, step: Step, drafted: Drafted | None) -> None:
         """File this step's survival for the step after next; a position that was not drafted takes the running mean."""
@@ -89,16 +91,26 @@ class CausalWindows(PlannedWindows):
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
         block = self.drafter.sample(states, step, budget.draft_length)
         logits = self.drafter.confidence(states, step.anchors, block.tokens).numpy()
-        return Drafted(block, self.planner.windows(self.survival(step, logits)), logits)
+        windows = self.drafter.ranks.numbers(self.planner.windows(self.survival(step, logits)))
+        return Drafted(block, windows, logits)
 
 
 class LaggedWindows(PlannedWindows):
-    """Budget and windows from two steps ago: known before the draft runs, so the head samples only what is verified."""
+    """Budget and windows from two steps ago: known before the draft runs.
+
+    Where a confidence reads the states alone, the head samples only what is verified; otherwise it samples up to the
+    longest window for all, because the confidence of a slot needs the token before it.
+    """
 
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
-        windows = self.planner.windows()
-        block = self.drafter.sample(states, step, int(windows.max()))
-        return Drafted(block, windows, self.drafter.confidence(states, step.anchors, block.tokens).numpy())
+        windows = self.drafter.ranks.numbers(self.planner.windows())
+        length = int(windows.max())
+        if self.drafter.config.has_hidden_confidence:
+            logits = self.drafter.hidden_confidence(states).numpy()
+            return Drafted(self.drafter.sample(states, step, length, windows), windows, logits)
+        block = self.drafter.sample(states, step, length)
+        logits = self.drafter.confidence(states, step.anchors, block.tokens).numpy() if length else None
+        return Drafted(block, windows, logits)
 
 
 class AheadWindows(PlannedWindows):
@@ -116,7 +128,8 @@ class AheadWindows(PlannedWindows):
         floor = step.low if budget.tokens == 0 else np.minimum(np.maximum(step.low, self._probing(budget)), step.high)
         plan = plan_budget(evidence, self.cost, min_window=floor, max_window=step.high, context=step.context,
                            max_step_seconds=self.planner.max_step_seconds, drafting="windows", allow_skip=False)
-        windows = allocate_windows(evidence.values, plan.tokens, min_window=floor, max_window=step.high)
+        windows = self.drafter.ranks.numbers(
+            allocate_windows(evidence.values, plan.tokens, min_window=floor, max_window=step.high))
         block = self.drafter.sample(states, step, int(windows.max()), windows)
         return Drafted(block, windows, logits)
 

@@ -15,12 +15,12 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
 from dspark_kernels.ragged import RaggedBatch
 from sglang_dspark.adjust import adjust_logits
-from sglang_dspark.commit import Committed, judge, plain_block
+from sglang_dspark.commit import Committed, judge
 from sglang_dspark.drafter import Drafter
 from sglang_dspark.flags import config_of
 from sglang_dspark.meter import Meter
 from sglang_dspark.runtime import SAVE_EVERY, Speculation, fingerprint_of
-from sglang_dspark.step import Step
+from sglang_dspark.step import Step, empty_block
 from sglang_dspark.verifier import TargetRows, Verifier
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class DSparkWorker(BaseSpecWorker):
             meter.mark("backbone")
             drafted = windows.draft(step, states, budget)
         meter.mark("draft")
-        block = plain_block(step) if drafted is None else drafted.block
+        block = empty_block(step) if drafted is None else drafted.block
         slots = step.slots[:, : block.block_size + 1]
         judged = RaggedBatch.pack(step.anchors, block.tokens, self._on_device(step, drafted), step.prefix_lens, slots)
         verified = judged
@@ -118,6 +118,7 @@ class DSparkWorker(BaseSpecWorker):
         meter.mark("verify")
         adjust_logits(target.logits, batch, verified)
         committed = judge(target.logits, verified, judged, block, step)
+        committed.lengths, committed.tokens = map(self.drafter.ranks.tensor, (committed.lengths, committed.tokens))
         self._commit(step, verified, target, committed)
         windows.publish(step, drafted)
         meter.end(step, drafted, judged, verified, committed, speculation)
