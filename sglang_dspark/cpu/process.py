@@ -33,7 +33,10 @@ def prepare_worker() -> None:
     """Run when a process that holds a model starts (SGLang's `init_backend`)."""
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
+    from sglang_dspark.cpu.cores import replace_bindings
+
     register_attention_backend(ATTENTION_BACKEND)(_make_backend)
+    replace_bindings()
 
 
 def _make_backend(runner):
