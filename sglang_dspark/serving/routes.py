@@ -1,19 +1,40 @@
-"""Our HTTP routes beside the engine's: `GET /dspark/status` and `POST /dspark/config`."""
+"""Our HTTP routes beside the engine's: `GET /dspark`, `GET /dspark/status` and `POST /dspark/config`."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_dspark.checkpoint import check_draft
 from sglang_dspark.config import ConfigError, DSparkConfig
 from sglang_dspark.flags import ALGORITHM, config_of
 from sglang_dspark.serving.control import encode
+from sglang_dspark.serving.operation import Draining
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 LAUNCH = "sglang.srt.entrypoints.http_server.launch_server"
+AUTHORISE = "sglang.srt.utils.auth.decide_request_auth"
+PAGE = Path(__file__).with_name("page.html")
+PAGE_PATH = "/dspark"
+MAX_BODY = 4096  # bytes; the longest settings are under 300
+# The page is one file that loads nothing; the browser shall hold it to that.
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+                               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache",
+}
+
+
+class Refused(Exception):
+    """A request that is answered with `status` and a reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 def install() -> None:
@@ -21,55 +42,111 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(LAUNCH, _before_launch, HookType.BEFORE)
+    HookRegistry.register(AUTHORISE, _let_page_pass, HookType.AROUND)
 
 
 def _before_launch(server_args: ServerArgs, *args, **kwargs):
     add_routes(server_args)
 
 
+def _let_page_pass(original, *args, **kwargs):
+    """The page itself holds no data and a browser cannot send a key for it; what it then asks for needs the keys."""
+    if kwargs.get("method") == "GET" and kwargs.get("path") == PAGE_PATH:
+        from sglang.srt.utils.auth import AuthDecision
+
+        return AuthDecision(allowed=True)
+    return original(*args, **kwargs)
+
+
 def add_routes(server_args: ServerArgs) -> None:
-    """Add our routes to the engine's FastAPI application."""
-    from fastapi import Body
-    from fastapi.responses import JSONResponse
+    """Add our routes, and the refusal of new work while draining, to the engine's FastAPI application."""
+    from fastapi import Request
+    from fastapi.responses import HTMLResponse, JSONResponse
     from sglang.srt.entrypoints import http_server
-    from sglang.srt.managers.io_struct import SetInternalStateReq
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    started = config_of(server_args)
     speculating = (server_args.speculative_algorithm or "").upper() == ALGORITHM
 
-    async def internal_states() -> list[dict]:
-        return await http_server.get_global_state().tokenizer_manager.get_internal_state()
+    def manager():
+        return http_server.get_global_state().tokenizer_manager
+
+    async def ranks() -> list[dict]:
+        return [state["dspark"] for state in await manager().get_internal_state()]
+
+    @http_server.app.get(PAGE_PATH)
+    async def dspark_page():
+        """The live page; it asks /dspark/status for its numbers."""
+        return HTMLResponse(PAGE.read_text(), headers=PAGE_HEADERS)
 
     @http_server.app.get("/dspark/status")
     async def dspark_status():
-        """The numbers of every data-parallel rank."""
+        """The numbers of every data-parallel rank (schema: docs/metrics.md)."""
         if not speculating:
             return {"mode": "off", "ranks": [], "reason": "this server was started without a draft"}
-        return {"mode": "on", "ranks": [state["dspark"] for state in await internal_states()]}
+        return {"mode": "on", "ranks": await ranks(), "may_configure": may_configure(server_args),
+                "needs_key": bool(server_args.admin_api_key or server_args.api_key)}
 
-    @http_server.app.post("/dspark/config")
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)
-    async def dspark_config(changes: dict = Body()):  # noqa: B008
+    async def dspark_config(request: Request):
         """Switch mode, rule, policy or bounds between two steps, on every rank."""
-        if not speculating:
-            return _refusal(JSONResponse, 409, "this server was started with --verify-mode off and holds no draft: "
-                            "restart it with another --verify-mode")
-        if not may_configure(server_args):
-            return _refusal(JSONResponse, 403, "no admin key is set and the server listens beyond this machine: start it "
-                            "with --admin-api-key, or with --host 127.0.0.1")
         try:
-            numbers = encode(changes)
-            ranks = [state["dspark"] for state in await internal_states()]
-            config = DSparkConfig.from_dict(ranks[0]["config"]).changed(changes)
-            check_draft(config, _draft_of(server_args))
-        except ConfigError as error:
-            return _refusal(JSONResponse, 400, str(error))
-        updated = await http_server.get_global_state().tokenizer_manager.set_internal_state(
-            SetInternalStateReq(server_args=numbers))
-        if not all(updated):
-            return _refusal(JSONResponse, 500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
-        return {"config": config.to_dict(), "ranks": len(updated), "started_as": started.verify_mode}
+            return await _configure(request, server_args, speculating, manager(), ranks)
+        except Refused as refusal:
+            return JSONResponse(status_code=refusal.status,
+                                content={"error": {"message": str(refusal), "type": "dspark_config"}})
+
+    dspark_config.__annotations__["request"] = Request  # FastAPI looks names up in the module, which does not import it
+    http_server.app.post("/dspark/config")(auth_level(AuthLevel.ADMIN_OPTIONAL)(dspark_config))
+    http_server.app.add_middleware(Draining, ending=lambda: manager().gracefully_exit)
+
+
+async def _configure(request, server_args: ServerArgs, speculating: bool, manager, ranks) -> dict:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    if not speculating:
+        raise Refused(409, "this server was started with --verify-mode off and holds no draft: restart it with another "
+                      "--verify-mode")
+    if not may_configure(server_args):
+        raise Refused(403, "no admin key is set and the server listens beyond this machine: start it with "
+                      "--admin-api-key, or with --host 127.0.0.1")
+    refuse_other_sites(request.headers)
+    changes = await read_object(request)
+    try:
+        numbers = encode(changes)
+        running = (await ranks())[0]["config"]
+        check_draft(DSparkConfig.from_dict({**running, **changes}), _draft_of(server_args))
+    except ConfigError as error:
+        raise Refused(400, str(error)) from error
+    updated = await manager.set_internal_state(SetInternalStateReq(server_args=numbers))
+    if not all(updated):
+        raise Refused(500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
+    return {"config": {**running, **changes}, "ranks": len(updated), "started_as": config_of(server_args).verify_mode}
+
+
+def refuse_other_sites(headers) -> None:
+    """Raise Refused where a browser sends this for another site's page: the engine's CORS settings let every site ask."""
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        raise Refused(403, f"settings are changed from this server's own page, not from {origin[:200]}")
+
+
+async def read_object(request) -> dict:
+    """The JSON object in a request's body of at most MAX_BODY bytes.
+
+    Raises:
+        Refused: 413 for a longer body (which is not read to its end), 400 for anything but an object.
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise Refused(413, f"a body of at most {MAX_BODY} bytes is read here")
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise Refused(400, "the body must be a JSON object of settings")
+    return value
 
 
 def may_configure(server_args: ServerArgs) -> bool:
@@ -88,7 +165,3 @@ def _draft_of(server_args: ServerArgs):
     from sglang_dspark.algorithm import draft_config_of
 
     return draft_config_of(server_args)
-
-
-def _refusal(response, status: int, reason: str):
-    return response(status_code=status, content={"error": {"message": reason, "type": "dspark_config"}})

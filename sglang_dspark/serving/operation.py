@@ -1,0 +1,52 @@
+"""A server's beginning and end: metrics start with the scheduler's loop, what was learned is saved when it is told to end.
+
+SGLang drains on SIGTERM: it waits for running requests and then tells its schedulers to leave their loop. It goes on
+accepting requests meanwhile, so an instance behind a router may never become empty; `Draining` refuses new ones.
+"""
+
+from __future__ import annotations
+
+import json
+
+RUN_LOOP = "sglang.srt.managers.scheduler.Scheduler.run_event_loop"
+SHUTDOWN = "sglang.srt.managers.scheduler.Scheduler.handle_shutdown"
+
+
+def install() -> None:
+    """Register the scheduler-side hooks; call it while plugins load."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(RUN_LOOP, _before_loop, HookType.BEFORE)
+    HookRegistry.register(SHUTDOWN, _before_shutdown, HookType.BEFORE)
+
+
+def _before_loop(scheduler, *args, **kwargs) -> None:
+    worker = scheduler.draft_worker
+    if hasattr(worker, "speculation"):
+        from sglang_dspark.serving import metrics
+
+        metrics.start(worker.meter, worker.speculation)
+
+
+def _before_shutdown(scheduler, *args, **kwargs) -> None:
+    speculation = getattr(scheduler.draft_worker, "speculation", None)
+    if speculation is not None:
+        speculation.save()
+
+
+class Draining:
+    """ASGI middleware that answers new work with 503 once the server was told to end; `ending` says whether it was."""
+
+    def __init__(self, app, ending) -> None:
+        self.app, self.ending = app, ending
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not self.ending():
+            await self.app(scope, receive, send)
+            return
+        body = json.dumps({"error": {"message": "this server is shutting down: send the request to another one",
+                                     "type": "shutting_down", "code": 503}}).encode()
+        headers = [(b"content-type", b"application/json"), (b"retry-after", b"1"),
+                   (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
