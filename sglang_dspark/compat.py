@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
-import multiprocessing
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,55 +52,17 @@ class SglangName:
         return self.path.partition(":")[0]
 
 
-def _rows(used_by: str, *rows: tuple) -> tuple[SglangName, ...]:
-    return tuple(SglangName(path, kind, used_by, *rest) for path, kind, *rest in rows)
-
-
-TABLE: tuple[SglangName, ...] = (
-    *_rows(
-        "flags.py",
-        ("sglang.srt.server_args:ServerArgs.add_cli_args", "wrap", ("parser",)),
-        ("sglang.srt.server_args:ServerArgs.from_cli_args", "wrap", ("args",)),
-        ("sglang.srt.server_args:ServerArgs.speculative_algorithm", "field"),
-        ("sglang.srt.server_args:ServerArgs.speculative_draft_model_path", "field"),
-        ("sglang.srt.plugins.hook_registry:HookRegistry.register", "call", ("target", "hook", "hook_type")),
-        ("sglang.srt.plugins.hook_registry:HookType.AFTER", "attribute"),
-    ),
-    *_rows(
-        "commands/serve.py",
-        ("sglang.srt.plugins:load_plugins", "call", ()),
-        ("sglang.srt.server_args:prepare_server_args", "call", ("argv",)),
-        ("sglang.srt.utils.server_args_config_parser:ConfigArgumentMerger", "call", ("parser",)),
-        ("sglang.srt.utils.server_args_config_parser:ConfigArgumentMerger.merge_config_with_args", "call",
-         ("cli_args",)),
-        ("sglang.srt.server_args:ServerArgs.url", "call", ()),
-    ),
-    *_rows(
-        "commands/launch.py",
-        ("sglang.srt.entrypoints.http_server:launch_server", "call",
-         ("server_args", "init_tokenizer_manager_func", "run_scheduler_process_func", "run_detokenizer_process_func",
-          "launch_callback")),
-        ("sglang.launch_server:run_server", "call", ("server_args",)),
-        ("sglang.srt.entrypoints.engine:init_tokenizer_manager", "call", ("server_args", "port_args")),
-        ("sglang.srt.managers.scheduler:run_scheduler_process", "attribute"),
-        ("sglang.srt.managers.detokenizer_manager:run_detokenizer_process", "attribute"),
-        ("sglang.srt.managers.tokenizer_manager:TokenizerManager.signal_handler_class", "field"),
-        ("sglang.srt.managers.tokenizer_manager:SignalHandler.running_phase_sigquit_handler", "wrap",
-         ("signum", "frame")),
-        ("sglang.srt.managers.tokenizer_manager:TokenizerManager.dump_requests_before_crash", "call", ()),
-    ),
-)
-
-
-def check(table: Iterable[SglangName] = TABLE, *, importing: bool = True) -> list[str]:
+def check(table: Iterable[SglangName] | None = None, *, importing: bool = True) -> list[str]:
     """Compare the table with the installed SGLang.
 
     Args:
-        table: rows to check.
+        table: rows to check; None is the whole table of `compat_table`.
         importing: import modules that are not loaded yet; False checks only what is loaded, which costs no time.
 
     Returns: one sentence per mismatch; an empty list means compatible.
     """
+    if table is None:
+        from sglang_dspark.compat_table import TABLE as table
     rows = (row for row in table if importing or row.module in sys.modules)
     return [f"{row.path}: {problem} (used by {row.used_by})" for row in rows if (problem := problem_of(row))]
 
@@ -181,13 +142,14 @@ class CompatibilityError(SystemExit):
     and would start without us; this one ends the process, with its message on stderr."""
 
 
-def require_compatible() -> None:
-    """Called by our plugin in every SGLang process: end the process where a row does not hold.
+def require_compatible(*, importing: bool = False) -> None:
+    """End the process where a row does not hold.
 
-    The launching process checks everything; a spawned one only what it has loaded, as it runs the same files.
+    Our plugin calls it in every SGLang process for what is loaded by then, which costs no time; the worker calls it with
+    `importing` when a scheduler starts, when all that we use is loaded or about to be.
 
     Raises:
         CompatibilityError: with the message of `explain`.
     """
-    if problems := check(importing=multiprocessing.parent_process() is None):
+    if problems := check(importing=importing):
         raise CompatibilityError(explain(problems))

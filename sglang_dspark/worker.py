@@ -16,6 +16,7 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from dspark_kernels.ragged import RaggedBatch
 from sglang_dspark.adjust import adjust_logits
 from sglang_dspark.commit import Committed, judge
+from sglang_dspark.compat import require_compatible
 from sglang_dspark.drafter import Drafter
 from sglang_dspark.flags import config_of
 from sglang_dspark.meter import Meter
@@ -34,6 +35,7 @@ class DSparkWorker(BaseSpecWorker):
 
     def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
+        require_compatible(importing=True)
         self._target_worker = target_worker
         self.model_runner = target_worker.model_runner
         self.drafter = Drafter(server_args, gpu_id, nccl_port, target_worker)

@@ -116,7 +116,8 @@ def _version(name: str) -> str:
 
 def interface() -> Iterator[Finding]:
     """Every row of the compatibility table."""
-    from sglang_dspark.compat import EXPECTED_VERSION, TABLE, check
+    from sglang_dspark.compat import EXPECTED_VERSION, check
+    from sglang_dspark.compat_table import TABLE
 
     problems = check()
     yield Finding("SGLang's interface", f"{len(TABLE) - len(problems)} of {len(TABLE)} names as expected",
