@@ -70,6 +70,12 @@ def test_windows_are_what_sorting_a_list_gives(confidence, budget, data):
     assert windows.dtype == np.int64
 
 
+def test_ties_go_to_the_earlier_position_and_then_to_the_lower_row():
+    ones = np.ones((3, 2))
+    got = [allocate_windows(ones, budget).tolist() for budget in range(7)]
+    assert got == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [2, 2, 1], [2, 2, 2]]
+
+
 @quick
 @given(matrices(), st.integers(0, 30))
 def test_the_budget_is_spent_to_the_last_token(confidence, budget):
@@ -79,16 +85,12 @@ def test_the_budget_is_spent_to_the_last_token(confidence, budget):
 
 
 @quick
-@given(matrices(), st.integers(0, 30), st.randoms(use_true_random=False))
-def test_permuting_the_requests_permutes_the_windows(confidence, budget, random):
-    # Ties are broken by row, so they are taken out: every row is scaled by its own small factor.
-    values = survival(confidence.astype(np.float64) * (1 - 1e-3 * np.arange(len(confidence)))[:, None])
-    values = values * (1 - 1e-6 * np.arange(values.size).reshape(values.shape, order="F")) + 1e-9
-    values = np.minimum.accumulate(values, axis=1)
-    order = list(range(len(values)))
-    random.shuffle(order)
-    if len(np.unique(values)) == values.size:
-        assert allocate_windows(values[order], budget).tolist() == allocate_windows(values, budget)[order].tolist()
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 30), st.integers(0, 2**32 - 1))
+def test_permuting_the_requests_permutes_the_windows(requests, gamma, budget, seed):
+    rng = np.random.default_rng(seed)
+    values = np.sort(rng.random((requests, gamma)), axis=1)[:, ::-1]  # no ties: those go by row
+    order = rng.permutation(requests)
+    assert allocate_windows(values[order], budget).tolist() == allocate_windows(values, budget)[order].tolist()
 
 
 COST = AdditiveCostModel(0.3, ([1], [0.0]), ([1, 3, 4, 6, 7, 12, 30], [1.0, 1.1, 1.9, 2.0, 2.6, 3.5, 9.0]), tiers=(2, 4, 8, 12))
