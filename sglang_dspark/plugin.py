@@ -12,12 +12,13 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    from sglang_dspark import seeding
     from sglang_dspark.algorithm import NAME, DSparkLoadAware
     from sglang_dspark.compat import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
     from sglang_dspark.flags import install_flag_hooks
     from sglang_dspark.request import check_sampling_params
-    from sglang_dspark.serving import control, routes
+    from sglang_dspark.serving import control, operation, routes
 
     require_compatible()
     install_flag_hooks()
@@ -26,8 +27,10 @@ def register() -> None:
                           HookType.BEFORE)
     HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", check_sampling_params,
                           HookType.BEFORE)
+    seeding.install()
     control.install()
     routes.install()
+    operation.install()
     if not accelerator_present():
         slots.install()
 

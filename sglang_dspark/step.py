@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 UNBOUNDED = 1 << 30
+_arrivals = itertools.count()  # requests in the order of their first step, which is the same on every rank
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ class RequestState:
 
 
 def _own_seed(rid: str, server_seed: int) -> int:
-    """A 63-bit seed for a request that gave none: the same on every rank, different for every request."""
-    digest = hashlib.blake2b(f"{server_seed}/{rid}".encode(), digest_size=8).digest()
+    """A 63-bit seed for a request that gave none: the same on every rank, different for every request, also where a
+    client uses one id again."""
+    digest = hashlib.blake2b(f"{server_seed}/{next(_arrivals)}/{rid}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
