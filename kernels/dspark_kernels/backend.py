@@ -5,6 +5,9 @@ A machine without a working triton must still serve, so every other module takes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 try:
@@ -24,21 +27,20 @@ except ImportError:  # CPU-only builds of torch come without triton
         return function
 
 
-_TRITON_ON_CPU = False
+_PREFER_TORCH = False
 
 
-def interpret_on_cpu(enabled: bool) -> None:
-    """Send CPU tensors to the Triton kernels too (parity tests under the Triton interpreter).
-
-    The interpreter itself is chosen by Triton when it is imported (`TRITON_INTERPRET=1`); this only moves the
-    dispatcher. Raises RuntimeError where triton is absent. Source: none.
-    """
-    global _TRITON_ON_CPU
-    if enabled and not HAS_TRITON:
-        raise RuntimeError("triton is not installed: its interpreter cannot run")
-    _TRITON_ON_CPU = enabled
+@contextmanager
+def prefer_torch() -> Iterator[None]:
+    """Within this context GPU tensors take the torch path too: the eager baseline of benchmarks. Source: none."""
+    global _PREFER_TORCH
+    before, _PREFER_TORCH = _PREFER_TORCH, True
+    try:
+        yield
+    finally:
+        _PREFER_TORCH = before
 
 
 def use_triton(tensor: torch.Tensor) -> bool:
     """True if work on this tensor belongs to the Triton path."""
-    return HAS_TRITON and (tensor.is_cuda or _TRITON_ON_CPU)
+    return HAS_TRITON and tensor.is_cuda and not _PREFER_TORCH
