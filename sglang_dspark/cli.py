@@ -23,13 +23,14 @@ class Entry:
     function: str
     help: str
     passes_through: bool = False  # unknown options go to the function's context (to SGLang) instead of being errors
+    own_help: bool = False  # the function answers --help itself
 
 
 COMMANDS = {
-    "serve": Entry("serve", "serve", "Start an OpenAI-compatible server; every SGLang flag passes through.", True),
+    "serve": Entry("serve", "serve", "Start an OpenAI-compatible server; every SGLang flag passes through.", True, True),
     "doctor": Entry("doctor", "doctor", "Check device, versions, SGLang's interface and the demo files."),
-    "profile": Entry("profile", "profile", "Measure this machine's step times and write a cost file."),
-    "calibrate": Entry("calibrate", "calibrate", "Fit confidence calibration from a file of prompts."),
+    "profile": Entry("profile", "profile", "Measure this machine's step times and write a cost file.", True),
+    "calibrate": Entry("calibrate", "calibrate", "Fit confidence calibration from a file of prompts.", True),
     "simulate": Entry("simulate", "simulate", "Compare window policies on a cost model, without a server."),
     "bench": Entry("bench", "bench", "Measure a running server, with controls before and after."),
     "train-draft": Entry("train_draft", "train_draft", "Train a DSpark draft for a target model."),
@@ -47,7 +48,7 @@ def load(name: str) -> TyperCommand:
     function = getattr(importlib.import_module(f"sglang_dspark.commands.{entry.module}"), entry.function)
     settings = {"allow_extra_args": True, "ignore_unknown_options": True} if entry.passes_through else {}
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name, context_settings=settings, add_help_option=not entry.passes_through)(function)
+    app.command(name, context_settings=settings, add_help_option=not entry.own_help)(function)
     return typer.main.get_command(app)
 
 

@@ -16,6 +16,7 @@ WINDOW_POLICIES = ("causal", "lagged", "ahead")
 # What the worker can run today. `compact` becomes the default as soon as it is listed here.
 SUPPORTED_VERIFY_MODES = VERIFY_MODES
 DEFAULT_VERIFY_MODE = "compact" if "compact" in SUPPORTED_VERIFY_MODES else "static"
+COST_KEYWORDS = ("auto", "measure")
 
 # What a mode never reads. Static takes --max-window: it verifies that many drafts for everybody.
 IDLE_SETTINGS = {
@@ -40,9 +41,11 @@ class DSparkConfig:
         window_policy: `causal`, `lagged` or `ahead`; None lets the platform and the draft decide.
         min_window: drafts verified at least, per request and step.
         max_window: drafts verified at most; None means the draft's block size.
-        cost_model: `auto` (measured at start and kept up) or the path of a cost file.
+        cost_model: `auto` (measured at the first start, kept up, and found again), `measure` (as `auto`, but measured
+            anew) or the path of a cost file, which stays as it is.
         calibration: `online`, the path of a calibration file, or `off` (raw confidence).
         max_step_ms: ceiling for one engine step in milliseconds; None means no ceiling.
+        record: file that raw confidence and outcomes are written to (used by `sglang-dspark calibrate`; no flag).
 
     Raises:
         ConfigError: a value outside its range, or settings that contradict each other.
@@ -56,6 +59,7 @@ class DSparkConfig:
     cost_model: str = "auto"
     calibration: str = "online"
     max_step_ms: float | None = None
+    record: str | None = None
 
     def __post_init__(self) -> None:
         self._check_values()
@@ -113,7 +117,7 @@ class DSparkConfig:
 
     def check_files(self) -> None:
         """Raise ConfigError where a cost or calibration file is named that does not exist."""
-        for name, keywords in (("cost_model", ("auto",)), ("calibration", ("online", "off"))):
+        for name, keywords in (("cost_model", COST_KEYWORDS), ("calibration", ("online", "off"))):
             value = getattr(self, name)
             if value not in keywords and not Path(value).is_file():
                 raise ConfigError(f"{flag_of(name)} {value}: no such file, and not {' or '.join(keywords)}")

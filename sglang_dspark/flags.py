@@ -57,8 +57,8 @@ FLAGS = (
     Flag("min_window", "Drafts verified at least, per request and step (default: 0).", int, metavar="N"),
     Flag("max_window", "Drafts verified at most, per request and step (default: the draft's block size).", int,
          metavar="N"),
-    Flag("cost_model", "'auto' measures step times at start and keeps them up; a path loads a cost file "
-         "(default: auto).", metavar="auto|PATH"),
+    Flag("cost_model", "'auto' measures step times at the first start and keeps them up; 'measure' measures them anew; "
+         "a path loads a cost file (default: auto).", metavar="auto|measure|PATH"),
     Flag("calibration", "'online' learns from live outcomes; a path loads a calibration file; 'off' uses raw "
          "confidence (default: online).", metavar="online|PATH|off"),
     Flag("max_step_ms", "Ceiling for one engine step in milliseconds, for an inter-token latency goal "

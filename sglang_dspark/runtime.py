@@ -12,10 +12,10 @@ import torch
 
 from dspark_scheduler import Fingerprint, FingerprintMismatch, Planner
 from dspark_scheduler.fingerprint import load_measurement, save_measurement
-from sglang_dspark.calibration import Calibration
+from sglang_dspark.calibration import Calibration, Recorder
 from sglang_dspark.checkpoint import check_draft
 from sglang_dspark.compat import installed_version
-from sglang_dspark.config import DSparkConfig
+from sglang_dspark.config import COST_KEYWORDS, DSparkConfig
 from sglang_dspark.cost import ServerCost
 from sglang_dspark.profile import measure
 from sglang_dspark.step import UNBOUNDED, Bounds
@@ -46,35 +46,45 @@ class Speculation:
     def __init__(self, config: DSparkConfig, drafter: Drafter, fingerprint: Fingerprint, *, learning: bool) -> None:
         self.drafter, self.fingerprint, self.learning = drafter, fingerprint, learning
         self.folder = state_folder(fingerprint)
-        self.calibration = Calibration(drafter.gamma, config.calibration, drafter.folder, fingerprint)
-        self.calibration.restore(self.folder)
+        self.calibrations = {head: Calibration(drafter.gamma, head, config.calibration, drafter.folder, fingerprint)
+                             for head in ("main", "hidden")}
+        for calibration in self.calibrations.values():
+            calibration.restore(self.folder)
         self.cost: ServerCost | None = None
         self._planned: dict[str, PlannedWindows] = {}
-        self._static = StaticWindows(drafter)
+        self._static = StaticWindows(drafter, self.calibrations["main"])
+        if config.record is not None and learning:
+            self.calibrations["main"].recorder = Recorder(Path(config.record), drafter.gamma)
         self.config = self.started = config  # what cannot be switched is read from `started`
         self._check(config)
 
     def measure(self, runner, max_requests: int) -> None:
         """Find the step's cost: from the file that was given, the cache, or by timing forwards now."""
-        path = self.folder / "cost.json" if self.started.cost_model == "auto" else Path(self.started.cost_model)
+        fixed = self.started.cost_model not in COST_KEYWORDS
+        path = Path(self.started.cost_model) if fixed else self.folder / "cost.json"
         body = None
-        if path.is_file():
+        if path.is_file() and self.started.cost_model != "measure":
             try:
                 body = load_measurement(path, COST_KIND, self.fingerprint)
             except FingerprintMismatch:
-                if self.started.cost_model != "auto":
+                if fixed:
                     raise
         if body is None:
             body = measure(self.drafter, runner, self.drafter.gamma, max_requests=max_requests)
             if self.learning:
                 save_measurement(path, COST_KIND, self.fingerprint, body)
-        self.cost = ServerCost.from_dict(body, learn=self.started.cost_model == "auto")
+        self.cost = ServerCost.from_dict(body, learn=not fixed)
 
     @property
     def windows(self) -> PlannedWindows | StaticWindows:
         if self.config.verify_mode in ("static", "off"):
             return self._static
         return self._policy(self.policy_name)
+
+    @property
+    def calibration(self) -> Calibration:
+        """Of the confidence that sizes the windows now."""
+        return self.windows.calibration
 
     @property
     def policy_name(self) -> str:
@@ -105,8 +115,11 @@ class Speculation:
         """Write what was learned, so that the next server starts with it."""
         if not self.learning:
             return
-        self.calibration.save(self.folder)
-        if self.cost is not None and self.started.cost_model == "auto":
+        for calibration in self.calibrations.values():
+            calibration.save(self.folder)
+            if calibration.recorder is not None:
+                calibration.recorder.write()
+        if self.cost is not None and self.started.cost_model in COST_KEYWORDS:
             save_measurement(self.folder / "cost.json", COST_KIND, self.fingerprint, self.cost.to_dict())
 
     def _policy(self, name: str) -> PlannedWindows:
@@ -115,7 +128,7 @@ class Speculation:
             planner = Planner(self.drafter.gamma, self.cost, policy="causal" if name == "causal" else "lagged",
                               drafting=kind.drafting)
             self._apply_ceiling(planner)
-            self._planned[name] = kind(self.drafter, planner, self.cost, self.calibration)
+            self._planned[name] = kind(self.drafter, planner, self.cost, self.calibrations)
         return self._planned[name]
 
     def _apply_ceiling(self, planner: Planner) -> None:

@@ -36,16 +36,21 @@ class StaticWindows:
     """Every request verifies the same number of drafts, as far as its limits allow."""
 
     drafting = "depth"
+    head = "main"
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+    def __init__(self, drafter: Drafter, calibration: Calibration) -> None:
+        self.drafter, self.calibration = drafter, calibration
 
     def budget(self, step: Step) -> Budget:
         length = int(step.high.max())
         return Budget(int(step.high.sum()), float(step.size), 0.0, length == 0, length)
 
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
-        return Drafted(self.drafter.sample(states, step, budget.draft_length), step.high)
+        block = self.drafter.sample(states, step, budget.draft_length)
+        if self.drafter.model.confidence_head is None:
+            return Drafted(block, step.high)
+        # Nothing is decided by it here; whole blocks are what calibration learns most from.
+        return Drafted(block, step.high, self.drafter.confidence(states, step.anchors, block.tokens).numpy())
 
     def publish(self, step: Step, drafted: Drafted | None) -> None:
         """Nothing waits for survival here."""
@@ -55,9 +60,11 @@ class PlannedWindows:
     """What the load-aware policies share: a planner, calibrated confidence, and the relay that is two steps late."""
 
     drafting = "depth"  # the draft computes one length for all requests
+    head = "main"  # which confidence sizes the windows
 
-    def __init__(self, drafter: Drafter, planner: Planner, cost: ServerCost, calibration: Calibration) -> None:
-        self.drafter, self.planner, self.cost, self.calibration = drafter, planner, cost, calibration
+    def __init__(self, drafter: Drafter, planner: Planner, cost: ServerCost, calibrations: dict[str, Calibration]) -> None:
+        self.drafter, self.planner, self.cost = drafter, planner, cost
+        self.calibration = calibrations[self.head]
 
     def budget(self, step: Step) -> Budget:
         """From survival at least two steps old: whether to draft, how far, and how many drafts may be verified."""
@@ -102,10 +109,14 @@ class LaggedWindows(PlannedWindows):
     longest window for all, because the confidence of a slot needs the token before it.
     """
 
+    @property
+    def head(self) -> str:
+        return "hidden" if self.drafter.config.has_hidden_confidence else "main"
+
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
         windows = self.drafter.ranks.numbers(self.planner.windows())
         length = int(windows.max())
-        if self.drafter.config.has_hidden_confidence:
+        if self.head == "hidden":
             logits = self.drafter.hidden_confidence(states).numpy()
             return Drafted(self.drafter.sample(states, step, length, windows), windows, logits)
         block = self.drafter.sample(states, step, length)
@@ -121,6 +132,7 @@ class AheadWindows(PlannedWindows):
     """
 
     drafting = "windows"
+    head = "hidden"
 
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
         logits = self.drafter.hidden_confidence(states).numpy()

@@ -89,5 +89,7 @@ def _get_state(output, controller, recv_req):
     if hasattr(worker, "speculation"):
         from sglang_dspark.serving.status import status_of
 
+        if worker.speculation.started.record is not None:
+            worker.speculation.save()
         output.internal_state["dspark"] = status_of(worker)
     return output

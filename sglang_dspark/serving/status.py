@@ -31,6 +31,8 @@ def status_of(worker) -> dict:
         "by_load": meter.history.by_load(),
         "changes": list(meter.history.changes),
         "last_step": meter.last,
+        "fingerprint": dataclasses.asdict(speculation.fingerprint),
+        "state_folder": str(speculation.folder),
     }
 
 
