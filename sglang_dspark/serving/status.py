@@ -107,8 +107,13 @@ def cost_of(cost, meter, survival: np.ndarray) -> dict | None:
         "typical_error": getattr(cost.model, "typical_error", None),
         "curve": curve(cost, requests, context, gamma),
         "recent": [[r, m, round(s, 6), round(p, 6)] for r, m, s, p in meter.history.recent],
-        "forecast": [forecast(cost, r, context, survival) for r in sorted({*LOADS, requests})],
+        "forecast": [forecast(cost, r, context, survival) for r in sorted({*loads_of(body["model"]), requests})],
     }
+
+
+def loads_of(model: dict) -> list[int]:
+    """Numbers of requests worth a forecast: up to twice what was measured."""
+    return [r for r in LOADS if r <= 2 * model["alpha"][0][-1]]
 
 
 def curve(cost, requests: int, context: float, gamma: int) -> dict:
