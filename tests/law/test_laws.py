@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dspark_scheduler import AdditiveCostModel, SurvivalRelay, allocate_windows, best_budget
+from dspark_scheduler import AdditiveCostModel, SurvivalRelay, allocate_windows, best_budget, policies
 
 from .decoder import POLICIES, Decoder, World, jagged_cost, target_law, total_variation
 from .reference import RULES, Emitted, accept_block, accept_token, emit, residual
@@ -46,6 +46,31 @@ def test_what_is_emitted_follows_the_target_exactly(mode, rule, policy):
             assert total_variation(law, target_law(world, requests, count)) == 0, world
             used |= set(decoder.windows)
     assert len(used) >= 3, f"windows did not vary: {used}"
+
+
+OPTIONS = {
+    "bounds": {"min_window": 1, "max_window": 2},
+    "bounds per request": {"min_window": np.array([0, 1]), "max_window": np.array([1, 2])},
+    "a ceiling": {"max_step_seconds": 1.5},
+    "a draft that can be shortened": {"drafting": "depth"},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_bounds_ceilings_and_shorter_drafts_keep_the_law(option):
+    def policy(old, now, cost, mean):
+        running = {name: value[: len(now)] if np.ndim(value) else value for name, value in OPTIONS[option].items()}
+        return policies.causal(old, now, cost, missing=mean, **running).windows
+
+    target = jagged_cost(2, 2, (1.0, 1.3, 1.7))
+    cost, used = AdditiveCostModel(0.0, target.alpha, target.theta, draft=([2, 4], [0.02, 0.04])), set()
+    for seed in range(3):
+        world = World(seed, 2, 2)
+        for rule in ("token", "block"):
+            decoder = Decoder(world, policy, cost, rule)
+            assert total_variation(decoder.decode(2, 3), target_law(world, 2, 3)) == 0
+            used |= set(decoder.windows)
+    assert len(used) >= 2, used
 
 
 @pytest.mark.parametrize("rule", RULES)

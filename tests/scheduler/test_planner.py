@@ -132,6 +132,18 @@ def test_new_requests_take_the_running_mean_of_their_position():
     assert newcomers == best_budget(np.tile(planner.running_mean, (8, 1)), cost())
 
 
+def test_the_running_mean_follows_the_youngest_step_that_may_be_read():
+    planner = Planner(GAMMA, cost())
+    run(planner, range(10), 2, 0.5)
+    run(planner, range(10, 11), 2, 0.9)
+    before = planner.running_mean.copy()
+    run(planner, range(11, 12), 2, 0.5)
+    assert (planner.running_mean <= before).all()  # step 10 is too young for step 11
+    before = planner.running_mean.copy()
+    run(planner, range(12, 13), 2, 0.5)
+    assert (planner.running_mean > before).all()
+
+
 def test_what_it_is_told_reaches_the_cost_model_and_the_calibrator():
     planner = Planner(GAMMA, OnlineCostModel(cost(), refit_every=4), calibrator=OnlineCalibrator(GAMMA, refit_every=4))
     for _ in range(40):
