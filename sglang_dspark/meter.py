@@ -111,7 +111,7 @@ class Meter:
         k = judged.block_size
         reached = np.arange(k) < np.minimum(lengths, windows)[:, None]  # verified, everything before it accepted
         hits = np.arange(k) < (lengths - 1)[:, None]
-        self._note_change(speculation.config)
+        self.settings(speculation.config)
         self._count(step, drafted, k, lengths, windows, reached, hits)
         self._count_rows(step, verified)
         if drafted is not None and drafted.logits is not None:
@@ -127,7 +127,8 @@ class Meter:
         if self.telemetry is not None:
             self.telemetry.wake()
 
-    def _note_change(self, config) -> None:
+    def settings(self, config) -> None:
+        """The settings in force; a change is counted once, whoever tells of it first."""
         if self._config is not config:
             self.totals.changes += self._config is not None
             self._config = config

@@ -25,6 +25,7 @@ def _before_loop(scheduler, *args, **kwargs) -> None:
     if hasattr(worker, "speculation"):
         from sglang_dspark.serving import metrics
 
+        worker.meter.settings(worker.speculation.config)
         metrics.start(worker.meter, worker.speculation)
 
 

@@ -14,6 +14,7 @@ LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 def status_of(worker) -> dict:
     """The status of one scheduler's DSparkWorker. Every rate names its denominator in docs/metrics.md."""
     meter, speculation = worker.meter, worker.speculation
+    meter.settings(speculation.config)
     totals, survival = meter.totals, measured_survival(meter.totals)
     return {
         "schema": SCHEMA,

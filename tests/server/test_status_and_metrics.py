@@ -1,0 +1,331 @@
+"""What the server tells of itself is true: status and metrics agree, divide by what they say, and guard what they guard.
+
+Bug classes: a rate divided by the block size instead of by what was verified; a count made twice or lost between the
+step and /metrics; a memory that grows; a settings route that is open to the network, to other sites' pages or to
+endless bodies; a server that loses what it learned, or takes new work, while it ends. The sums are checked against the
+token counts that the clients were given, so a step that is counted twice or not at all cannot pass.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from sglang_dspark.config import DSparkConfig
+from sglang_dspark.meter import Meter
+from sglang_dspark.serving.history import SLOT_SECONDS, SLOTS, History
+from sglang_dspark.serving.metrics import METRICS, Telemetry
+from sglang_dspark.serving.operation import Draining
+from sglang_dspark.serving.routes import MAX_BODY, may_configure
+from sglang_dspark.serving.status import measured_survival
+from tests.server.live import start
+
+KEY = {"Authorization": "Bearer the-admin-key"}
+
+
+class Cost:
+    """A cost model of round numbers: 1 ms a row, 10 ms of backbone, 1 ms a drafted slot."""
+
+    model = SimpleNamespace(draft_seconds=lambda slots: 0.001 * slots)
+
+    def step_seconds(self, requests, tokens, context):
+        return 0.001 * tokens
+
+    def backbone_seconds(self, requests):
+        return 0.01
+
+
+class HalfSure:
+    """A calibration that says one half of everything, and remembers what it was taught."""
+
+    def __init__(self) -> None:
+        self.taught = []
+
+    def conditional(self, logits, greedy):
+        return np.full(logits.shape, 0.5)
+
+    def observe(self, logits, greedy, labels, reached):
+        self.taught.append((labels, reached))
+
+    def ece(self):
+        return {"sampled": [0.25, None, None]}
+
+
+def speculation(**changes):
+    return SimpleNamespace(config=DSparkConfig(), calibration=HalfSure(), cost=Cost(), policy_name="causal",
+                           windows=SimpleNamespace(drafting="depth"), **changes)
+
+
+def one_step(meter: Meter, windows: list[int], lengths: list[int], owner, *, drafts: int = 3, rows: int | None = None,
+             confident: bool = True) -> None:
+    """A step of `windows` and committed `lengths`, of blocks of `drafts`, whose forward ran `rows` rows."""
+    step = SimpleNamespace(size=len(windows), context=10 * len(windows), greedy=np.zeros(len(windows), bool))
+    ragged = SimpleNamespace(windows=torch.tensor(windows), block_size=drafts, rows=rows or sum(windows) + len(windows))
+    committed = SimpleNamespace(lengths=torch.tensor(lengths), acceptance=torch.full((len(windows), drafts), torch.nan))
+    drafted = SimpleNamespace(logits=np.zeros((len(windows), drafts)) if confident else None)
+    meter.begin(step, SimpleNamespace(tokens=sum(windows), step_seconds=0.0))
+    for part in ("backbone", "draft", "verify"):
+        meter.mark(part)
+    meter.end(step, drafted if drafts else None, ragged, ragged, committed, owner)
+
+
+def test_a_draft_outside_its_window_or_behind_a_refused_one_is_no_try():
+    meter = Meter(3)
+    one_step(meter, [3, 1, 0], [2, 2, 1], speculation())
+    totals = meter.totals
+    # request 0: draft 1 accepted, draft 2 refused, draft 3 never judged; request 1: its one draft accepted; request 2: none
+    assert totals.verified_at.tolist() == [2, 1, 0]
+    assert totals.accepted_at.tolist() == [2, 0, 0]
+    assert (totals.offered, totals.verified, totals.accepted, totals.committed) == (9, 4, 2, 5)
+    assert totals.windows.tolist() == [1, 1, 0, 1]
+
+
+def test_padding_is_rows_that_no_request_owns():
+    meter = Meter(3)
+    one_step(meter, [2, 1], [1, 1], speculation(), rows=8)
+    assert (meter.totals.rows, meter.totals.padding) == (8, 3)
+
+
+def test_confidence_is_compared_where_it_was_computed_and_only_there():
+    meter, owner = Meter(3), speculation()
+    one_step(meter, [3, 1], [2, 2], owner)
+    one_step(meter, [3, 3], [4, 4], owner, confident=False)
+    totals = meter.totals
+    assert totals.confident_at.tolist() == [2, 1, 0]
+    assert totals.predicted_at.tolist() == [1.0, 0.5, 0.0]
+    assert totals.outcome_at.tolist() == [2.0, 0.0, 0.0]
+    assert len(owner.calibration.taught) == 1
+
+
+def test_predicted_and_real_seconds_are_of_the_same_steps():
+    meter, owner = Meter(3), speculation()
+    one_step(meter, [2, 2], [1, 1], owner)  # 6 rows, 6 slots of depth 3
+    observation = meter.finish(time.perf_counter())
+    assert meter.totals.predicted == pytest.approx(0.006 + 0.006 + 0.010)
+    assert meter.totals.seconds["step"] == observation["seconds"] and meter.totals.timed == 1
+    one_step(meter, [2, 2], [1, 1], owner)
+    meter.interrupted()  # a prefill: nobody knows how long that step took
+    assert meter.finish(time.perf_counter()) is None
+    assert meter.totals.timed == 1 and meter.totals.predicted == pytest.approx(0.022)
+
+
+def test_survival_is_the_product_of_the_conditional_rates_where_windows_hide_the_rest():
+    totals = SimpleNamespace(verified_at=np.array([100, 10, 0]), accepted_at=np.array([80, 5, 0]))
+    assert measured_survival(totals).tolist() == pytest.approx([0.8, 0.4, 0.2])  # an untried position takes the last rate
+    nothing = SimpleNamespace(verified_at=np.zeros(2, int), accepted_at=np.zeros(2, int))
+    assert np.isnan(measured_survival(nothing)).all()
+
+
+def test_the_history_is_bounded_and_forgets_what_is_older():
+    now = [1_000_000.0]
+    history = History(2, clock=lambda: now[0])
+    for _ in range(3 * SLOTS):
+        history.add(4, 9, False, np.array([1, 1, 2]))
+        history.time(0.02, 0.01, 4, 9)
+        now[0] += SLOT_SECONDS
+    rows = history.by_time()
+    assert len(rows) <= SLOTS and all(row["steps"] == 1 and row["windows"] == [1, 1, 2] for row in rows)
+    assert [row["at"] for row in rows] == sorted(row["at"] for row in rows)
+    now[0] += 10 * SLOTS * SLOT_SECONDS
+    assert history.by_time() == []
+
+
+def test_load_classes_are_powers_of_two_and_start_anew_with_the_settings():
+    history = History(1)
+    for requests in (1, 2, 3, 4, 5, 8, 9, 5000):
+        history.add(requests, requests, False, np.array([requests, 0]))
+    assert [(row["up_to"], row["steps"]) for row in history.by_load()] == [(1, 1), (2, 1), (4, 2), (8, 2), (16, 1), (2048, 1)]
+    history.settings(DSparkConfig())
+    assert history.by_load() == []
+
+
+def scraped(registry, name: str) -> dict[tuple, float]:
+    """Samples of one metric by the values of its own labels."""
+    common = ("model_name", "dp_rank")
+    return {tuple(v for k, v in sample.labels.items() if k not in common): sample.value
+            for family in registry.collect() for sample in family.samples if sample.name == name}
+
+
+def test_metrics_carry_the_totals_once_however_often_they_are_copied():
+    from prometheus_client import CollectorRegistry
+
+    registry, meter, owner = CollectorRegistry(), Meter(3), speculation()
+    telemetry = Telemetry(meter, owner, {"model_name": "m", "dp_rank": "0"}, registry)
+    one_step(meter, [3, 1, 0], [2, 2, 1], owner)
+    meter.finish(time.perf_counter())
+    telemetry.flush()
+    telemetry.flush()
+    assert scraped(registry, "dspark_tokens_committed_total") == {(): 5}
+    assert scraped(registry, "dspark_windows_total") == {("0",): 1, ("1",): 1, ("2",): 0, ("3",): 1}
+    assert scraped(registry, "dspark_position_tried_total") == {("1",): 2, ("2",): 1, ("3",): 0}
+    assert scraped(registry, "dspark_step_seconds_count") == {(): 1}
+    assert scraped(registry, "dspark_calibration_error") == {("1", "sampled"): 0.25}
+    one_step(meter, [3, 1, 0], [2, 2, 1], owner)
+    telemetry.flush()
+    assert scraped(registry, "dspark_tokens_committed_total") == {(): 10}
+
+
+def test_the_settings_in_force_are_the_only_ones_that_read_1():
+    from prometheus_client import CollectorRegistry
+
+    registry, meter, owner = CollectorRegistry(), Meter(3), speculation()
+    telemetry = Telemetry(meter, owner, {"model_name": "m", "dp_rank": "0"}, registry)
+    telemetry.flush()
+    owner.config = DSparkConfig(verify_mode="static")
+    telemetry.flush()
+    assert scraped(registry, "dspark_settings") == {("compact", "block", "causal"): 0, ("static", "block", "causal"): 1}
+
+
+def test_prometheus_is_not_imported_before_the_engine_has_set_its_directory():
+    program = ("import sys; import sglang_dspark.serving.metrics, sglang_dspark.serving.routes, sglang_dspark.meter; "
+               "print('prometheus_client' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(("host", "keys", "open_"), [
+    ("127.0.0.1", {}, True), ("localhost", {}, True), ("::1", {}, True), ("0.0.0.0", {}, False), ("192.0.2.1", {}, False),
+    ("::", {}, False), ("a.host.name", {}, False), ("0.0.0.0", {"admin_api_key": "k"}, True), ("0.0.0.0", {"api_key": "k"}, True)])
+def test_settings_are_closed_beyond_this_machine_unless_there_is_a_key(host, keys, open_):
+    arguments = SimpleNamespace(**{"host": host, "admin_api_key": None, "api_key": None, **keys})
+    assert may_configure(arguments) is open_
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def watched(pair, state, tmp_path_factory):
+    """A server with metrics, an admin key and a cache folder of its own; the last test ends it."""
+    target, draft = pair
+    server = start(tmp_path_factory.mktemp("logs") / "watched.log", "--model-path", str(target),
+                   "--speculative-draft-model-path", str(draft), "--enable-metrics", "--admin-api-key", "the-admin-key",
+                   environment={"XDG_CACHE_HOME": str(state)})
+    yield server
+    if server.process.poll() is None:
+        server.stop()
+
+
+def configure(server, expect: int = 200, headers: dict | None = None, **request) -> dict:
+    answer = httpx.post(server.url + "/dspark/config", headers=KEY if headers is None else headers, timeout=60, **request)
+    assert answer.status_code == expect, answer.text
+    return answer.json()
+
+
+def status(server) -> dict:
+    return server.get("/dspark/status")["ranks"][0]
+
+
+def metrics(server) -> dict[str, float]:
+    """Sums over all labels, by name."""
+    sums: dict[str, float] = {}
+    for line in httpx.get(server.url + "/metrics/", follow_redirects=True).text.splitlines():
+        if line.startswith("dspark_") and "_bucket" not in line:
+            name, _, value = line.replace("{", " {", 1).partition(" ")
+            sums[name] = sums.get(name, 0) + float(value.rsplit(" ", 1)[-1])
+    return sums
+
+
+@pytest.mark.parametrize("mode", [{"verify_mode": "static"}, {"verify_mode": "compact", "min_window": 1}], ids=lambda m: m["verify_mode"])
+def test_what_was_counted_is_what_the_clients_were_given(watched, mode):
+    configure(watched, json={"min_window": 0, **mode})
+    before = status(watched)
+    answers = watched.generate([f"The river ran {i}" for i in range(10)], max_new_tokens=24, ignore_eos=True, temperature=1)
+    assert [a["meta_info"]["completion_tokens"] for a in answers] == [24] * 10
+    after = status(watched)
+    gained = {name: after["tokens"][name] - before["tokens"][name] for name in after["tokens"]}
+    assert gained["committed"] == 10 * 23, "the first token of each comes from the prefill"
+    assert gained["committed"] == gained["accepted"] + after["requests"] - before["requests"]
+    assert gained["accepted"] <= gained["verified"] <= gained["drafted"] <= gained["offered"]
+    assert gained["accepted"] > 0, "the mode was not exercised"
+
+
+def test_status_adds_up_and_metrics_say_the_same(watched):
+    time.sleep(1)  # what the server has counted is copied to /metrics a few times a second
+    told, scrape = status(watched), metrics(watched)
+    tokens, acceptance = told["tokens"], told["acceptance"]
+    assert sum(w * n for w, n in enumerate(told["windows"])) == tokens["verified"]
+    assert sum(told["windows"]) == told["requests"]
+    assert sum(acceptance["accepted"]) == tokens["accepted"]
+    assert told["rows"] - told["padding"] == tokens["verified"] + told["requests"]
+    assert acceptance["tried"][0] >= acceptance["accepted"][0] >= acceptance["tried"][1]
+    for name in ("verified", "accepted", "offered", "drafted"):
+        assert scrape[f"dspark_drafts_{name}_total"] == tokens[name]
+    assert scrape["dspark_tokens_committed_total"] == tokens["committed"]
+    assert scrape["dspark_steps_total"] == told["steps"] and scrape["dspark_step_seconds_count"] == told["timed_steps"]
+    assert scrape["dspark_step_seconds_sum"] == pytest.approx(told["seconds"]["step"])
+    assert scrape["dspark_settings_changes_total"] == told["settings_changes"] >= 2
+    assert scrape["dspark_settings"] == 1
+    assert {m.name for m in METRICS if m.kind != "histogram"} <= set(scrape)
+
+
+def test_the_status_holds_what_the_page_draws(watched):
+    told = status(watched)
+    assert sum(row["steps"] for row in told["history"]) <= told["steps"] and told["history"]
+    assert {row["up_to"] for row in told["by_load"]} & {8, 16}
+    assert told["cost"]["recent"] and len(told["cost"]["curve"]["rows"]) == len(told["cost"]["curve"]["seconds"])
+    assert [len(f["tokens_per_second"]) for f in told["cost"]["forecast"]] == [told["gamma"] + 1] * len(told["cost"]["forecast"])
+    assert "The river ran" not in str(told), "no text of a prompt"
+
+
+def test_health_by_generation_works_under_speculation(watched):
+    assert httpx.get(watched.url + "/health_generate", timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}], ids=["no key", "another key"])
+def test_settings_need_the_admin_key(watched, headers):
+    before = status(watched)["config"]
+    configure(watched, 401, headers, json={"verify_mode": "off"})
+    assert status(watched)["config"] == before
+
+
+def test_another_sites_page_cannot_change_settings_even_with_the_key(watched):
+    configure(watched, 403, {**KEY, "Origin": "http://elsewhere.example"}, json={"verify_mode": "off"})
+    configure(watched, 200, {**KEY, "Origin": watched.url}, json={"verify_mode": "compact"})
+
+
+@pytest.mark.parametrize(("body", "code"), [(b"x" * (MAX_BODY + 1), 413), (b"[1]", 400), (b"{", 400), (b"", 400), (b"\xff\xfe", 400)])
+def test_a_body_that_is_no_small_object_is_refused(watched, body, code):
+    assert configure(watched, code, content=body)["error"]["type"] == "dspark_config"
+
+
+def test_a_draining_server_refuses_new_work_but_answers_questions_about_itself():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(scope["method"])
+
+    async def send(message):
+        seen.append(message.get("status"))
+
+    import asyncio
+
+    for ending, method in ((False, "POST"), (True, "GET"), (True, "POST")):
+        asyncio.run(Draining(app, lambda ending=ending: ending)({"type": "http", "method": method}, None, send))
+    assert seen == ["POST", "GET", 503, None]
+
+
+def test_a_server_told_to_end_finishes_what_runs_refuses_what_comes_and_keeps_what_it_learned(watched, state):
+    configure(watched, json={"verify_mode": "compact", "min_window": 1})
+    with ThreadPoolExecutor(1) as background:
+        running = background.submit(watched.generate, ["The river ran"] * 16, max_new_tokens=400, ignore_eos=True, temperature=1)
+        time.sleep(1.5)
+        assert not running.done()
+        watched.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        refused = httpx.post(watched.url + "/generate", json={"text": "new", "sampling_params": {"max_new_tokens": 2}}, timeout=60)
+        assert refused.status_code == 503 and refused.json()["error"]["type"] == "shutting_down"
+        assert [a["meta_info"]["completion_tokens"] for a in running.result()] == [400] * 16
+    assert watched.process.wait(60) == 0
+    saved = {path.name for path in state.rglob("*.json")}
+    assert "cost.json" in saved and any(name.startswith("calibration") for name in saved)
