@@ -9,6 +9,7 @@ import os
 
 PLATFORM_CLASS = "sglang_dspark.cpu.platform.DSparkCpuPlatform"
 ATTENTION_BACKEND = "dspark_cpu"
+CPUINFO = "/proc/cpuinfo"
 
 
 def activate() -> str | None:
@@ -48,7 +49,7 @@ def default_dtype() -> str:
 
 def _arm_has_bf16() -> bool:
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as cpuinfo:
+        with open(CPUINFO, encoding="ascii", errors="replace") as cpuinfo:
             features = next((line for line in cpuinfo if line.startswith("Features")), "")
     except OSError:
         return False
