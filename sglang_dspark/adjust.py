@@ -1,8 +1,8 @@
 """What a request asks of its logits, applied at every row of a block with the state plain decoding would have there.
 
-Order as in the engine's sampler: penalties (additive, then the multiplicative one), grammar, logit bias. A row j of a
-request sees its output so far and the j drafts before that row. Custom logit processors keep state that we cannot
-see, so their requests get no drafts at all (`forbids_drafts`) and run through the engine's own function.
+Order as in plain decoding: penalties (additive, then the multiplicative one), grammar, logit bias, custom processors. A
+row j of a request sees its output so far and the j drafts before that row. Custom logit processors keep state that we
+cannot see, so their requests get no drafts at all (`forbids_drafts`) and run through the engine's own function.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ def forbids_drafts(req: Req) -> bool:
 def adjust_logits(logits: torch.Tensor, batch: ScheduleBatch, ragged: RaggedBatch) -> None:
     """Adjust [M, V] ragged rows in place. Costs nothing for requests that ask for nothing."""
     starts = ragged.qo_indptr.tolist()
-    if batch.sampling_info.has_custom_logit_processor:
-        _custom_processors(logits, batch, starts[:-1])
     tokens = None
     for r, req in enumerate(batch.reqs):
         rows = starts[r + 1] - starts[r]
@@ -42,6 +40,8 @@ def adjust_logits(logits: torch.Tensor, batch: ScheduleBatch, ragged: RaggedBatc
     bias = batch.sampling_info.logit_bias
     if bias is not None:
         logits += bias[ragged.row_to_request[: logits.shape[0]]].to(logits.dtype)
+    if batch.sampling_info.has_custom_logit_processor:
+        _custom_processors(logits, batch, starts[:-1])
 
 
 def _custom_processors(logits: torch.Tensor, batch: ScheduleBatch, starts: list[int]) -> None:
