@@ -3,9 +3,10 @@
     python benchmarks/planner.py [--gamma 7] [--rounds 40]
 
 Ours counts everything from raw confidence to windows: survival, budget, allocation. SGLang's counts
-`compute_verify_token_budget` alone (its survival and its allocation come on top, on the device), with its one-dimensional and
-its additive table. CPU time of the one thread they run on, so that a neighbour on the machine does not count; arms are
-interleaved round by round and the median over the rounds is kept. Writes benchmarks/results/planner.md and planner.json.
+`compute_verify_token_budget` alone (its survival and its allocation come on top, on the device), with its
+one-dimensional and its additive table. CPU time of the one thread they run on, so that a neighbour on the machine does
+not count; arms are interleaved round by round and the median over the rounds is kept. Writes
+benchmarks/results/planner.md and planner.json.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def whole_step(requests: int, gamma: int, steps: int = 400) -> dict[str, float]:
         if not budget.skip_draft:
             planner.publish(step, ids, now)
         marks.append(time.thread_time())
-        planner.observe_step(requests, requests + budget.tokens, 1000.0 * requests, 0.01 * rng.uniform(0.9, 1.1), slots=requests * gamma)
+        planner.observe_step(
+            requests, requests + budget.tokens, 1000.0 * requests, 0.01 * rng.uniform(0.9, 1.1), slots=requests * gamma
+        )
         marks.append(time.thread_time())
         planner.observe_acceptance(logits, outcome, observed)
         marks.append(time.thread_time())
@@ -128,7 +131,9 @@ def main() -> None:
     cost, rng, rows = gpu().cost, np.random.default_rng(0), []
     for requests in REQUESTS:
         confidence = rng.beta(6, 2, (requests, options.gamma)).astype(np.float32)
-        times = median_microseconds({**our_arms(confidence, cost), **sglang_arms(survival(confidence), cost)}, options.rounds)
+        times = median_microseconds(
+            {**our_arms(confidence, cost), **sglang_arms(survival(confidence), cost)}, options.rounds
+        )
         times.update(whole_step(requests, options.gamma))
         rows.append({"requests": requests, **{name: round(value, 1) for name, value in times.items()}})
         print(rows[-1], flush=True)
@@ -137,23 +142,39 @@ def main() -> None:
 
 def write(rows: list[dict], options: argparse.Namespace) -> None:
     """The table as Markdown and JSON, with what it was measured on."""
-    about = {"command": f"python benchmarks/planner.py --gamma {options.gamma} --rounds {options.rounds}", "date": str(date.today()),
-             "machine": f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}", "gamma": options.gamma}
-    lines = [
-        "# Host time of planning a step, microseconds", "",
-        (f"`{about['command']}`, {about['machine']} (AMD EPYC), {about['date']}. Median of {options.rounds} rounds of 20 calls, arms "
-        "interleaved; CPU time of the one thread. Ratios divide *ours, all three* by SGLang 0.5.23's `compute_verify_token_budget` on the same "
-        "survival; SGLang's survival and allocation are not in its figures. The last three columns are means of a `Planner` "
-        "driven as a worker drives it (relay, running mean, probing included), with the cost of its learners apart."), "",
-        "| R | survival | budget | windows | ours, all three | SGLang 1-D | SGLang additive | ratio 1-D | ratio additive | plan and publish | learn cost | learn calibration |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        ours, flat, additive = row["ours, all three"], row["sglang, 1-D table"], row["sglang, additive table"]
-        lines.append(
-            f"| {row['requests']} | {row['survival']} | {row['budget']} | {row['windows']} | {ours} | {flat} | {additive} | "
-            f"{ours / flat:.2f} | {ours / additive:.2f} | {row['plan and publish']:.0f} | {row['learn the cost']:.0f} | "
-            f"{row['learn the calibration']:.0f} |")
+    about = {
+        "command": f"python benchmarks/planner.py --gamma {options.gamma} --rounds {options.rounds}",
+        "date": str(date.today()),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}",
+        "gamma": options.gamma,
+    }
+    columns = {
+        "R": lambda r: r["requests"],
+        "survival": lambda r: r["survival"],
+        "budget": lambda r: r["budget"],
+        "windows": lambda r: r["windows"],
+        "ours, all three": lambda r: r["ours, all three"],
+        "SGLang 1-D": lambda r: r["sglang, 1-D table"],
+        "SGLang additive": lambda r: r["sglang, additive table"],
+        "÷ 1-D": lambda r: f"{r['ours, all three'] / r['sglang, 1-D table']:.2f}",
+        "÷ additive": lambda r: f"{r['ours, all three'] / r['sglang, additive table']:.2f}",
+        "budget ÷ 1-D": lambda r: f"{r['budget'] / r['sglang, 1-D table']:.2f}",
+        "budget ÷ additive": lambda r: f"{r['budget'] / r['sglang, additive table']:.2f}",
+        "plan and publish": lambda r: f"{r['plan and publish']:.0f}",
+        "learn cost": lambda r: f"{r['learn the cost']:.0f}",
+        "learn calibration": lambda r: f"{r['learn the calibration']:.0f}",
+    }
+    about_text = (
+        f"`{about['command']}`, {about['machine']} (AMD EPYC), {about['date']}. Median of {options.rounds} rounds of "
+        "20 calls, arms interleaved; CPU time of the one thread. *ours, all three* goes from confidence to windows. "
+        "SGLang 0.5.23's figure is `compute_verify_token_budget` on the same survival alone (its survival and "
+        "allocation are not in it), with its one-dimensional table and with its additive one, the same kind of model "
+        "as ours. The last three columns are means of a `Planner` driven as a worker drives it (relay, running mean, "
+        "probing included) and of its two learners."
+    )
+    lines = ["# Host time of planning a step, microseconds", "", about_text, ""]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(str(read(row)) for read in columns.values()) + " |" for row in rows]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "planner.md").write_text("\n".join(lines) + "\n")
     (RESULTS / "planner.json").write_text(json.dumps({**about, "rows": rows}, indent=1))

@@ -2,10 +2,11 @@
 
     python benchmarks/policies.py [--steps 300] [--seeds 2]
 
-SGLang's planner is its own code (`compute_verify_token_budget` of the installed 0.5.23), given the true costs in both of its
-table formats, survival two steps old with ones for new requests, and the same calibrated confidence as ours. Machines: a
-GPU with fine tiers, the same GPU with tiers only at powers of two times the block (as SGLang captures them), and this
-project's CPU. Writes benchmarks/results/policies.md and policies.json; a target that is missed is marked there.
+SGLang's planner is its own code (`compute_verify_token_budget` of the installed 0.5.23), given the true costs in both
+of its table formats, survival two steps old with ones for new requests, and the same calibrated confidence as ours.
+Machines: a GPU with fine tiers, the same GPU with tiers only at powers of two times the block (as SGLang captures
+them), and this project's CPU. Writes benchmarks/results/policies.md and policies.json; a target that is missed is
+marked there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import platform
 import time
 import warnings
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -101,7 +103,18 @@ CASES = (
 def run_case(machine: Machine, acceptance: Acceptance, loads: tuple[int, ...], steps: int, seeds: int) -> list[dict]:
     """Tokens per second by load and policy, mean over seeds."""
     fixed = ["off", *(f"static-{k}" for k in range(1, acceptance.gamma + 1))]
-    policies = [*fixed, "schedule", "threshold-0.6", "algorithm1", sglang_1d, sglang_additive, "lagged", "causal", "ahead", "oracle"]
+    policies = [
+        *fixed,
+        "schedule",
+        "threshold-0.6",
+        "algorithm1",
+        sglang_1d,
+        sglang_additive,
+        "lagged",
+        "causal",
+        "ahead",
+        "oracle",
+    ]
     rows = []
     for load in track(loads, description=machine.name):
         row = {"machine": machine.name, "load": load}
@@ -116,31 +129,68 @@ def run_case(machine: Machine, acceptance: Acceptance, loads: tuple[int, ...], s
 def verdict(row: dict) -> list[str]:
     """The targets that this load misses, in words. Above 0.995 counts as equal: seeds differ by more than the rest."""
     targets = {"sglang_1d": 0.995, "sglang_additive": 0.995, row["best static"]: 0.995, "oracle": 0.98}
-    return [f"{row['causal'] / row[name]:.3f} of {name}" for name, share in targets.items() if row["causal"] < share * row[name]]
+    return [
+        f"{row['causal'] / row[name]:.3f} of {name}"
+        for name, share in targets.items()
+        if row["causal"] < share * row[name]
+    ]
+
+
+def _columns() -> dict[str, Callable[[dict], str]]:
+    """Titles of the table and how each cell is read from a row."""
+
+    def speed(policy: str) -> Callable[[dict], str]:
+        return lambda row: f"{row[policy]:,.0f}" if row[policy] > 1000 else f"{row[policy]:.1f}"
+
+    def ratio(policy: str) -> Callable[[dict], str]:
+        return lambda row: f"{row['causal'] / row[policy]:.3f}"
+
+    def best(row: dict) -> str:
+        return f"{row[row['best static']]:,.1f} ({row['best static'].removeprefix('static-')})"
+
+    return {
+        "load": lambda row: str(row["load"]),
+        "off": speed("off"),
+        "best static": best,
+        "schedule": speed("schedule"),
+        "threshold 0.6": speed("threshold-0.6"),
+        "Algorithm 1": speed("algorithm1"),
+        "SGLang 1-D": speed("sglang_1d"),
+        "SGLang additive": speed("sglang_additive"),
+        "lagged": speed("lagged"),
+        "**causal**": speed("causal"),
+        "ahead": speed("ahead"),
+        "oracle": speed("oracle"),
+        "÷ best static": lambda row: f"{row['causal'] / row[row['best static']]:.3f}",
+        "÷ SGLang 1-D": ratio("sglang_1d"),
+        "÷ SGLang additive": ratio("sglang_additive"),
+        "÷ oracle": ratio("oracle"),
+        "missed": lambda row: "; ".join(verdict(row)) or "—",
+    }
 
 
 def write(rows: list[dict], seconds: float, options: argparse.Namespace) -> None:
     """The tables as Markdown and JSON, with what they were made by."""
     command = f"python benchmarks/policies.py --steps {options.steps} --seeds {options.seeds}"
-    about = {"command": command, "date": str(date.today()), "seconds": round(seconds), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
-    lines = [
-        "# Policies on the same traffic and costs, simulated tokens per second", "",
-        (f"`{command}`, {about['date']}, {about['seconds']} s on {about['machine']} (AMD EPYC). Mean of {options.seeds} seeds of "
-        f"{options.steps} steps; every policy meets the same traffic. Costs are those of `dspark_scheduler.machines` and known to every "
-        "planner; confidence comes from one kind of head (overconfident by 1.3, calibrated online). SGLang: its own "
-        "`compute_verify_token_budget` (0.5.23). The oracle knows this step's survival. Ratios are `causal` over the other."), "",
-    ]
+    about = {
+        "command": command,
+        "date": str(date.today()),
+        "seconds": round(seconds),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+    about_text = (
+        f"`{command}`, {about['date']}, {about['seconds']} s on {about['machine']} (AMD EPYC). Mean of {options.seeds} "
+        f"seeds of {options.steps} steps; every policy meets the same traffic. Costs are those of "
+        "`dspark_scheduler.machines` and known to every planner; confidence comes from one kind of head (overconfident "
+        "by 1.3, calibrated online). SGLang: its own `compute_verify_token_budget` (0.5.23). The oracle knows this "
+        "step's survival. Ratios are `causal` over the other."
+    )
+    lines = ["# Policies on the same traffic and costs, simulated tokens per second", "", about_text, ""]
+    columns = _columns()
     for name in dict.fromkeys(row["machine"] for row in rows):
-        lines += [f"## {name}", "",
-                  "| load | off | best static | schedule | threshold 0.6 | Algorithm 1 | SGLang 1-D | SGLang additive | lagged | **causal** | ahead | oracle | ÷ best static | ÷ SGLang 1-D | ÷ SGLang additive | ÷ oracle | missed |",
-                  "|" + "---|" * 17]
-        for r in (row for row in rows if row["machine"] == name):
-            values = [r["off"], r["schedule"], r["threshold-0.6"], r["algorithm1"], r["sglang_1d"], r["sglang_additive"], r["lagged"], r["causal"], r["ahead"], r["oracle"]]
-            cells = [f"{value:,.0f}" if value > 1000 else f"{value:.1f}" for value in values]
-            best = f"{r[r['best static']]:,.1f} ({r['best static'].removeprefix('static-')})"
-            ratios = [f"{r['causal'] / r[other]:.3f}" for other in (r["best static"], "sglang_1d", "sglang_additive", "oracle")]
-            lines.append("| " + " | ".join([str(r["load"]), cells[0], best, *cells[1:], *ratios, "; ".join(verdict(r)) or "—"]) + " |")
-        lines.append("")
+        lines += [f"## {name}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+        mine = [row for row in rows if row["machine"] == name]
+        lines += ["| " + " | ".join(read(row) for read in columns.values()) + " |" for row in mine] + [""]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "policies.md").write_text("\n".join(lines))
     (RESULTS / "policies.json").write_text(json.dumps({**about, "rows": rows}, indent=1))

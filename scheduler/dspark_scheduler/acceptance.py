@@ -9,7 +9,7 @@ import numpy as np
 
 from .calibration import sigmoid
 
-# Conditional acceptance by position: DSpark drafts of Qwen3-4B (paper, Fig. 2, read from its vector paths), and a draft for
+# Conditional acceptance by position: DSpark drafts of Qwen3-4B (paper, Fig. 2, from its vector paths), and a draft for
 # SmolLM2-135M that this project trained on a CPU (T = 1, all texts).
 TABLES: dict[str, tuple[float, ...]] = {
     "math": (0.905, 0.890, 0.888, 0.885, 0.887, 0.891, 0.882),
@@ -106,7 +106,7 @@ def sampler_of(model: Acceptance) -> AcceptanceSampler:
 
 
 def _intercepts(table: tuple[float, ...], easiness: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """b_k such that, among blocks accepted so far, the mean acceptance is the table's (the easy ones survive longer)."""
+    """b_k such that the mean acceptance of blocks accepted so far is the table's (the easy ones survive longer)."""
     alive, found = np.ones(len(easiness)), []
     for k, rate in enumerate(table):
         low, high = -10.0, 20.0

@@ -81,9 +81,12 @@ def best_schedule(
     """
     gamma = len(mean_survival)
     rates = [
-        requests * (1 + float(mean_survival[:length].sum()))
-        / float(cost.step_seconds(requests, requests * (1 + length), context)
-                + cost.draft_seconds(slots(requests, gamma, length)))
+        requests
+        * (1 + float(mean_survival[:length].sum()))
+        / float(
+            cost.step_seconds(requests, requests * (1 + length), context)
+            + cost.draft_seconds(slots(requests, gamma, length))
+        )
         for length in range(gamma + 1)
     ]
     return int(np.argmax(rates))

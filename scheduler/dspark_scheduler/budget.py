@@ -63,7 +63,8 @@ def best_budget(
         cost: seconds of a step; `AdditiveCostModel` or `OnlineCostModel`.
         min_window, max_window: bounds of every window, a number or one per request [R]; None is γ. A minimum above
             zero anywhere forbids skipping the draft: whoever sets it asks for drafting.
-        max_step_seconds: only K whose step is at most this long (an inter-token latency goal). If none is, the cheapest.
+        max_step_seconds: only K whose step is at most this long (an inter-token latency goal). If none is, the
+            cheapest.
         context: tokens of context of all requests together, for the cost model.
         drafting: how much the draft computes. "block": always R·γ slots. "depth": R·d slots where d is the longest
             window allowed; d is then optimised together with K. "windows": exactly the K slots that will be verified.
@@ -91,7 +92,9 @@ def best_budget(
         if length == 0:  # nobody may be verified
             continue
         slots = requests * (length if drafting == "depth" else gamma)
-        choice = _best_at_length(values, cost, low, high, length, context, limit, None if drafting == "windows" else slots)
+        choice = _best_at_length(
+            values, cost, low, high, length, context, limit, None if drafting == "windows" else slots
+        )
         if choice.step_seconds <= limit and choice.expected_tokens / choice.step_seconds > best_rate:
             best, best_rate = choice, choice.expected_tokens / choice.step_seconds
         elif best is None:

@@ -73,9 +73,9 @@ class SequentialTemperatureScaling:
         The paper minimises the ECE of the cumulative product against "prefix k accepted". Under load that outcome is
         censored: beyond its window a block has none, and keeping blocks that were rejected early while dropping those
         that reached the end of their window would call every deep position worse than it is. So position k is fitted on
-        the blocks at risk (verified at k, accepted before it), comparing conditional confidence with conditional outcome
-        in bins of the *cumulative* product: windows are chosen by that product, so within a bin the censoring is
-        independent of the outcome. Without censoring the two are the same in expectation, since a block is at risk
+        the blocks at risk (verified at k, accepted before it), comparing conditional confidence with conditional
+        outcome in bins of the *cumulative* product: windows are chosen by that product, so within a bin the censoring
+        is independent of the outcome. Without censoring the two are the same in expectation, since a block is at risk
         at k with the probability that its first k-1 factors say.
 
         Args:

@@ -84,7 +84,8 @@ class Static(_Deaf):
         if length is None:
             if requests not in self._by_size:
                 self._by_size[requests] = best_schedule(
-                    self.setup.believed, self.setup.mean_survival, requests, self.setup.machine.slots, view.context)
+                    self.setup.believed, self.setup.mean_survival, requests, self.setup.machine.slots, view.context
+                )
             length = self._by_size[requests]
         windows = static_windows(requests, length)
         return Decision(windows, self.setup.machine.slots(requests, self.setup.gamma, length))
@@ -101,8 +102,8 @@ class WholeBlock(_Deaf):
 
 
 class FloorLookup(_Deaf):
-    """SGLang 0.5.23's planner: K from a table of steps per second at the tiers, read from the probe below, over survival
-    two steps old (ones for new requests), spent by this step's survival; it always drafts."""
+    """SGLang 0.5.23's planner: K from a table of steps per second at the tiers, read from the probe below, over
+    survival two steps old (ones for new requests), spent by this step's survival; it always drafts."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.relay, self._tables = setup, SurvivalRelay(max_age=2), {}
@@ -173,7 +174,8 @@ _FACTORIES: dict[str, Callable[[Setup, str], Contender]] = {
     "schedule": lambda setup, _: Static(setup, None),
     "threshold": lambda setup, level: WholeBlock(setup, lambda v: threshold_windows(v.raw_confidence, float(level))),
     "algorithm1": lambda setup, _: WholeBlock(
-        setup, lambda v: early_stop_windows(survival(v.confidence), setup.believed, v.context)),
+        setup, lambda v: early_stop_windows(survival(v.confidence), setup.believed, v.context)
+    ),
     "floor": lambda setup, _: FloorLookup(setup),
     "lagged": lambda setup, _: Planned(setup, "lagged"),
     "causal": lambda setup, _: Planned(setup, "causal"),

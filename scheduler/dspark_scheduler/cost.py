@@ -114,8 +114,10 @@ class AdditiveCostModel:
 
     def to_dict(self) -> dict:
         """JSON types from which `from_dict` makes an equal model."""
-        tables = {name: None if table is None else [list(map(float, column)) for column in table]
-                  for name, table in (("alpha", self.alpha), ("theta", self.theta), ("draft", self.draft))}
+        tables = {
+            name: None if table is None else [list(map(float, column)) for column in table]
+            for name, table in (("alpha", self.alpha), ("theta", self.theta), ("draft", self.draft))
+        }
         return {"t0": self.t0, "context": self.context, "tiers": list(self.tiers), **tables}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Fitting the additive cost model: a basis in which "monotone" means "no negative coefficient", and least squares on it."""
+"""Fitting the additive cost model: a basis in which monotone means "no negative coefficient", and least squares."""
 
 from __future__ import annotations
 
@@ -38,8 +38,12 @@ class CostBasis:
         """[N, columns] float64 for N steps; arguments [N], tokens 0 meaning that no target forward ran."""
         ran = (tokens > 0).astype(np.float64)
         padded = _round_up(tokens, self.tiers)
-        parts = [ran[:, None], _ramps(self.alpha_knots, requests) * ran[:, None], _ramps(self.theta_knots, padded),
-                 (context * ran)[:, None]]
+        parts = [
+            ran[:, None],
+            _ramps(self.alpha_knots, requests) * ran[:, None],
+            _ramps(self.theta_knots, padded),
+            (context * ran)[:, None],
+        ]
         if len(self.draft_knots):
             drafted = (slots > 0)[:, None]
             parts += [drafted.astype(np.float64), _ramps(self.draft_knots, slots) * drafted]
@@ -61,9 +65,18 @@ class CostBasis:
         draft = None
         if len(self.draft_knots):
             rest = coefficients[2 + a + t :]
-            draft = (self.draft_knots, rest[0] + np.concatenate([[0.0], np.cumsum(rest[1:] * np.diff(self.draft_knots))]))
-        return AdditiveCostModel(float(coefficients[0]), (self.alpha_knots, alpha), (self.theta_knots, theta), self.tiers,
-                                 float(coefficients[1 + a + t]), draft)
+            draft = (
+                self.draft_knots,
+                rest[0] + np.concatenate([[0.0], np.cumsum(rest[1:] * np.diff(self.draft_knots))]),
+            )
+        return AdditiveCostModel(
+            float(coefficients[0]),
+            (self.alpha_knots, alpha),
+            (self.theta_knots, theta),
+            self.tiers,
+            float(coefficients[1 + a + t]),
+            draft,
+        )
 
 
 def fit_cost_model(

@@ -33,7 +33,7 @@ class Machine:
 
 
 def gpu() -> Machine:
-    """An 8B model on one large GPU, an assumption in the shape of public figures (147 tokens/s at 1 request, 2 995 at 32).
+    """An 8B model on one large GPU, assumed in the shape of public figures (147 tokens/s at 1 request, 2 995 at 32).
 
     Weights take 6.4 ms to read, so rows are nearly free up to about 100; then they cost 25 µs each. Steps are padded to
     captured tiers. The draft always computes its whole block, in a graph of its own.

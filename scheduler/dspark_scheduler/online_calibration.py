@@ -17,14 +17,15 @@ UNIT = 1 << 20  # outcomes and predictions are counted in whole millionths or so
 class OnlineCalibrator:
     """Per position, c = σ(z / T_k + b_k), refitted by logistic regression on what was verified lately.
 
-    A temperature alone (the paper's STS) can only sharpen or flatten around one half; with the shift b a confidence head
-    that knows nothing ends as the mean acceptance of its position (1/T -> 0), so it can never cost more than no head.
+    A temperature alone (the paper's STS) can only sharpen or flatten around one half; with the shift b a confidence
+    head that knows nothing ends as the mean acceptance of its position (1/T -> 0), so it can never cost more than no
+    head.
     The slope never becomes negative: a head is ranked as it is, or not at all.
 
     Memory is a histogram: per position and bin of the raw logit, how often it was seen, the sum of the logits, and the
-    sum of the outcomes. Positions observed only inside a window and behind an accepted prefix are exactly the conditional
-    outcomes c_k predicts, so censoring needs no correction. A position that is hardly ever verified leans on the fit
-    over all positions, and that one on the identity.
+    sum of the outcomes. Positions observed only inside a window and behind an accepted prefix are exactly the
+    conditional outcomes c_k predicts, so censoring needs no correction. A position that is hardly ever verified leans
+    on the fit over all positions, and that one on the identity.
 
     Sums are kept in integers until `end_step`, so the state is the same to the last bit whatever the order in which the
     batches of one step arrive.
@@ -133,8 +134,13 @@ class OnlineCalibrator:
 
     def save(self, path: str | Path, fingerprint: Fingerprint) -> None:
         """Write the whole state with what it was learned on."""
-        body = {"gamma": self.gamma, "steps": self.steps, "seen": self._seen.tolist(), "table": self._table.tolist(),
-                "scores": self._scores.tolist()}
+        body = {
+            "gamma": self.gamma,
+            "steps": self.steps,
+            "seen": self._seen.tolist(),
+            "table": self._table.tolist(),
+            "scores": self._scores.tolist(),
+        }
         save_measurement(path, "online-calibration", fingerprint, body)
 
     def restore(self, path: str | Path, fingerprint: Fingerprint) -> None:
@@ -167,7 +173,9 @@ def _logistic(seen: np.ndarray, center: np.ndarray, prior: float) -> np.ndarray:
     for _ in range(8):
         p = sigmoid(slope[:, None] * z + shift[:, None])
         error, weight = outcome - count * p, count * p * (1 - p)
-        gradient = np.stack([(error * z).sum(1) - pull * (slope - center[0]), error.sum(1) - pull * (shift - center[1])])
+        gradient = np.stack(
+            [(error * z).sum(1) - pull * (slope - center[0]), error.sum(1) - pull * (shift - center[1])]
+        )
         a, b, d = (weight * z * z).sum(1) + pull, (weight * z).sum(1), weight.sum(1) + pull
         determinant = a * d - b * b
         move = np.stack([d * gradient[0] - b * gradient[1], a * gradient[1] - b * gradient[0]]) / determinant

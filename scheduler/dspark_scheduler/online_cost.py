@@ -32,8 +32,8 @@ class OnlineCostModel:
     Args:
         prior: measured at start-up; its knots, tiers and context term are kept.
         memory: steps after which an observation has faded to 1/e.
-        anchor: weight of the anchor, in observations per column. Less learns a wrong shape faster and carries a change to
-            other loads less; 0.2 repairs a slope that is 40 times too small and keeps noise out (tests/scheduler).
+        anchor: weight of the anchor, in observations per column. Less learns a wrong shape faster and carries a change
+            to other loads less; 0.2 repairs a slope that is 40 times too small and keeps noise out (tests/scheduler).
         refit_every: steps between two solutions.
         noise: relative noise of a step's time that is expected before any was seen.
 
@@ -42,7 +42,12 @@ class OnlineCostModel:
     """
 
     def __init__(
-        self, prior: AdditiveCostModel, *, memory: float = 128.0, anchor: float = 0.2, refit_every: int = 16,
+        self,
+        prior: AdditiveCostModel,
+        *,
+        memory: float = 128.0,
+        anchor: float = 0.2,
+        refit_every: int = 16,
         noise: float = 0.15,
     ) -> None:
         if min(memory, refit_every) < 1 or min(anchor, noise) <= 0:
@@ -77,7 +82,13 @@ class OnlineCostModel:
         return self.model.draft_seconds(slots)
 
     def observe(
-        self, requests: int, tokens: int, context: float, seconds: float, *, slots: int = 0,
+        self,
+        requests: int,
+        tokens: int,
+        context: float,
+        seconds: float,
+        *,
+        slots: int = 0,
         draft_seconds: float | None = None,
     ) -> None:
         """Learn from one step.

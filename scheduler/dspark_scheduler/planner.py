@@ -1,9 +1,9 @@
 """The planner of a running server: one object that a worker asks before a step and tells after it.
 
-    budget = planner.budget(step, request_ids, context_tokens)     # before drafting, on the host
-    w      = planner.windows(survival)                             # or the kernel's allocate_windows with budget.tokens
-    planner.publish(step, request_ids, survival)                   # this step's survival, for step + 2
-    planner.observe_step(...); planner.observe_acceptance(...)     # what it cost, what was accepted
+budget = planner.budget(step, request_ids, context_tokens)     # before drafting, on the host
+w      = planner.windows(survival)                             # or the kernel's allocate_windows with budget.tokens
+planner.publish(step, request_ids, survival)                   # this step's survival, for step + 2
+planner.observe_step(...); planner.observe_acceptance(...)     # what it cost, what was accepted
 """
 
 from __future__ import annotations
@@ -124,8 +124,10 @@ class Planner:
         """
         budget = self.last_budget
         if budget is None or (self.policy == "causal") != (survival is not None):
-            raise ValueError(f"windows of policy {self.policy!r} need a budget first"
-                             f"{' and the survival of this step' if self.policy == 'causal' else ' and nothing else'}")
+            raise ValueError(
+                f"windows of policy {self.policy!r} need a budget first"
+                f"{' and the survival of this step' if self.policy == 'causal' else ' and nothing else'}"
+            )
         values = self._values if survival is None else survival
         if budget.skip_draft:
             return np.zeros(values.shape[-2], np.int64)
@@ -138,7 +140,13 @@ class Planner:
         self.relay.publish(step, request_ids, survival)
 
     def observe_step(
-        self, requests: int, tokens: int, context: float, seconds: float, *, slots: int = 0,
+        self,
+        requests: int,
+        tokens: int,
+        context: float,
+        seconds: float,
+        *,
+        slots: int = 0,
         draft_seconds: float | None = None,
     ) -> None:
         """Tell what a step took (see `OnlineCostModel.observe`); nothing happens if the cost model is fixed."""
@@ -153,8 +161,14 @@ class Planner:
 
     def _best(self, context: float, low: int | np.ndarray, allow_skip: bool) -> Budget:
         return best_budget(
-            self._values, self.cost, min_window=low, max_window=self._high, context=context,
-            max_step_seconds=self.max_step_seconds, drafting=self.drafting, allow_skip=allow_skip,
+            self._values,
+            self.cost,
+            min_window=low,
+            max_window=self._high,
+            context=context,
+            max_step_seconds=self.max_step_seconds,
+            drafting=self.drafting,
+            allow_skip=allow_skip,
         )
 
     def _probed(self, plan: Budget, context: float) -> Budget:

@@ -1,8 +1,8 @@
 """The three window policies. What each may read is its signature; why that cannot anticipate is its docstring.
 
 The condition (paper §4, "non-anticipating"): whether the k-th draft of a request is verified is decided by nothing that
-is sampled at k or later in that request. Then the window is, for the acceptance rule, a number fixed in advance, and the
-emitted law stays the target's.
+is sampled at k or later in that request. Then the window is, for the acceptance rule, a number fixed in advance, and
+the emitted law stays the target's.
 """
 
 from __future__ import annotations

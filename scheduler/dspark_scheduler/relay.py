@@ -1,7 +1,7 @@
 """The relay: survival on its way to the planner, two steps late, and the types that make the lateness a fact.
 
-The paper's §5.2 takes the budget of step t from confidences of step t-2: the host plans a step while the device is still
-busy with the one before, and a budget that cannot know what is drafted now cannot leak it.
+The paper's §5.2 takes the budget of step t from confidences of step t-2: the host plans a step while the device is
+still busy with the one before, and a budget that cannot know what is drafted now cannot leak it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ class LaggedSurvival:
 
     def __post_init__(self) -> None:
         if self.now - self.step < MIN_LAG:
-            raise ValueError(f"survival of step {self.step} is too young to plan step {self.now}: {MIN_LAG} steps needed")
+            raise ValueError(
+                f"survival of step {self.step} is too young to plan step {self.now}: {MIN_LAG} steps needed"
+            )
         if self.values.ndim not in (2, 3):
-            raise ValueError(f"survival must be [requests, block size] or a history of it, got shape {self.values.shape}")
+            raise ValueError(
+                f"survival must be [requests, block size] or a history of it, got shape {self.values.shape}"
+            )
 
     @property
     def missing(self) -> np.ndarray:
@@ -140,7 +144,9 @@ class SurvivalRelay:
         if self._entries and step <= self._entries[-1].step:
             raise ValueError(f"step {step} published after step {self._entries[-1].step}")
         if step < self._last_read - self.lag + 1:
-            raise ValueError(f"step {step} published after step {self._last_read} was planned: the clock was set forward")
+            raise ValueError(
+                f"step {step} published after step {self._last_read} was planned: the clock was set forward"
+            )
         if values.ndim != 2 or len(values) != len(ids) or values.shape[1] != (self._gamma or values.shape[1]):
             raise ValueError(f"survival {values.shape} for {len(ids)} requests, block size {self._gamma}")
         check_probabilities(values, "survival")
@@ -192,7 +198,7 @@ class SurvivalRelay:
 
 
 def _rows_of(entry: _Entry, ids: tuple[Hashable, ...]) -> np.ndarray:
-    """What an entry says about these requests [R, γ]; NaN where nothing. The entry's own array if the batch is the same."""
+    """What an entry says about these requests [R, γ], NaN where nothing; its own array if the batch is the same."""
     if entry.request_ids == ids:
         return entry.values
     rows = np.fromiter((entry.rows.get(request, -1) for request in ids), np.int64, len(ids))

@@ -1,9 +1,9 @@
 """A loaded server, step by step, without a model: who is running, what is accepted, what a step costs.
 
-Times are those of the cost model; prefill is free and instantaneous, so the figures are about decoding alone. All policies
-of one load meet the same traffic: the same requests in the same order and, in a closed loop, the same block at the same
-place and step. Committed tokens are counted as expectations given the true acceptance of the verified drafts, which leaves
-the means as they are and takes the coin tosses out of the comparison.
+Times are those of the cost model; prefill is free and instantaneous, so the figures are about decoding alone. All
+policies of one load meet the same traffic: the same requests in the same order and, in a closed loop, the same block at
+the same place and step. Committed tokens are counted as expectations given the true acceptance of the verified drafts,
+which leaves the means as they are and takes the coin tosses out of the comparison.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ class _Traffic:
     def _add(self, count: int, staggered: bool) -> None:
         for _ in range(count):
             domain, easiness = self.people.integers(len(self.acceptance.domains)), self.people.standard_normal()
-            left, context = self.people.geometric(1 / self.load.mean_output), self.people.geometric(1 / self.load.mean_prompt)
+            left, context = (
+                self.people.geometric(1 / self.load.mean_output),
+                self.people.geometric(1 / self.load.mean_prompt),
+            )
             if staggered:  # a loop that has been running for long
                 left = max(1, int(left * self.people.random()))
             row = [self.next_id, domain, easiness * self.acceptance.request_spread, left, context]
@@ -169,9 +172,21 @@ class _Totals:
     def result(self, policy: str, load: Load, waited: list[float]) -> SimulationResult:
         steps, length = len(self.budgets), self.tokens / self.requests
         return SimulationResult(
-            policy, load, steps, self.seconds, self.tokens / self.seconds, self.tokens / self.request_seconds, length,
-            sum(self.budgets) / self.requests, self.windows / self.requests, self.seconds / steps, self.skipped / steps,
-            self.requests / steps, float(np.mean(waited)) if waited else 0.0, np.array(self.budgets))
+            policy,
+            load,
+            steps,
+            self.seconds,
+            self.tokens / self.seconds,
+            self.tokens / self.request_seconds,
+            length,
+            sum(self.budgets) / self.requests,
+            self.windows / self.requests,
+            self.seconds / steps,
+            self.skipped / steps,
+            self.requests / steps,
+            float(np.mean(waited)) if waited else 0.0,
+            np.array(self.budgets),
+        )
 
 
 def simulate(
@@ -220,8 +235,10 @@ def simulate(
         ids = tuple(rows[:, 0].astype(int).tolist())
         decision = contender.decide(View(step, ids, confidence, raw, context))
         requests, verified = len(rows), int(decision.windows.sum())
-        seconds = float(machine.cost.step_seconds(requests, requests + verified, context)
-                        + machine.cost.draft_seconds(decision.slots))
+        seconds = float(
+            machine.cost.step_seconds(requests, requests + verified, context)
+            + machine.cost.draft_seconds(decision.slots)
+        )
         seconds *= float(np.exp(noise * jitter.standard_normal())) if noise else 1.0
         contender.told(requests, requests + verified, context, seconds, decision.slots)
         inside = np.arange(gamma) < decision.windows[:, None]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class ProbeSchedule:
     """How rarely a step does the other thing.
 
-    Without a look now and then a planner never learns that it is wrong. What it knows about acceptance comes from drafted
-    steps alone; and if every step verifies the same number of rows, any slope of the cost curve explains them.
+    Without a look now and then a planner never learns that it is wrong. What it knows about acceptance comes from
+    drafted steps alone; and if every step verifies the same number of rows, any slope of the cost curve explains them.
 
     Attributes:
         first: steps before the first probe.
@@ -25,7 +25,8 @@ class ProbeSchedule:
             raise ValueError(f"need 1 <= first <= longest, got {self.first} and {self.longest}")
 
 
-# A probing step that takes twice as long, every 128: under 1 %. A plain step where drafting is three times as fast, every
+# A probing step that takes twice as long, every 128: under 1 %. A plain step where drafting is three times as fast,
+# every
 # 512: under 0.2 %.
 DRAFT_PROBES = ProbeSchedule(16, 128)
 PLAIN_PROBES = ProbeSchedule(8, 512)

@@ -16,20 +16,46 @@ DEFAULT_LOADS, SWEEP_LOADS = "1,4,16,64", "1,2,4,8,16,32,64,128,256"
 
 
 def simulate(
-    machine: Annotated[str, typer.Option(help="'gpu' (an 8B model, staircase costs), 'cpu' (this project's), or a cost file written by `profile`.")] = "gpu",
-    domains: Annotated[str | None, typer.Option(help="Acceptance tables, comma-separated: math, code, chat, demo. Default: math,code,chat on 'gpu', demo elsewhere.")] = None,
-    loads: Annotated[str | None, typer.Option(help=f"Requests running at once, comma-separated. Default {DEFAULT_LOADS}.")] = None,
-    rates: Annotated[str | None, typer.Option(help="Arrivals per second instead (open loop, Poisson), comma-separated.")] = None,
-    policies: Annotated[str | None, typer.Option(help="Policies, comma-separated: off, static-K, schedule, threshold-X, algorithm1, floor, lagged, causal, ahead, oracle.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Decode steps that count, per policy and load. Default 120; with --sweep 400, more at low loads.")] = None,
+    machine: Annotated[
+        str,
+        typer.Option(
+            help="'gpu' (an 8B model, staircase costs), 'cpu' (this project's), or a cost file written by `profile`."
+        ),
+    ] = "gpu",
+    domains: Annotated[
+        str | None,
+        typer.Option(
+            help="Acceptance tables: math, code, chat, demo. Default math,code,chat on 'gpu', demo elsewhere."
+        ),
+    ] = None,
+    loads: Annotated[
+        str | None, typer.Option(help=f"Requests running at once, comma-separated. Default {DEFAULT_LOADS}.")
+    ] = None,
+    rates: Annotated[
+        str | None, typer.Option(help="Arrivals per second instead (open loop, Poisson), comma-separated.")
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(help="off, static-K, schedule, threshold-X, algorithm1, floor, lagged, causal, ahead, oracle."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Decode steps that count, per policy and load. Default 120; with --sweep 400, more at low loads."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the traffic; every policy of a load meets the same.")] = 0,
     auc: Annotated[float | None, typer.Option(help="How well the confidence head ranks (0.5 to about 0.85).")] = None,
-    overconfidence: Annotated[float, typer.Option(help="Factor on the head's calibrated logit; 1 is calibrated.")] = 1.3,
+    overconfidence: Annotated[
+        float, typer.Option(help="Factor on the head's calibrated logit; 1 is calibrated.")
+    ] = 1.3,
     calibrate: Annotated[bool, typer.Option(help="Pass confidence through the online calibrator.")] = True,
     sweep: Annotated[bool, typer.Option(help="Every policy at loads from 1 to 256: about a minute.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the pictures and the table as JSON; none are written without it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the pictures and the table as JSON; none are written without it.")
+    ] = None,
 ) -> None:
-    """Decode steps of a loaded server under every window policy: throughput, windows, and what each loses to an oracle."""
+    """Decode steps of a loaded server under every window policy: throughput, windows, and the loss to an oracle."""
     import dataclasses
 
     from dspark_scheduler import Acceptance, all_policies
@@ -79,8 +105,14 @@ def _loads(loads: str, rates: str | None) -> list[Load]:
 
 
 def _run(
-    acceptance: Acceptance, machine: Machine, loads: list[Load], policies: list[str], steps: int | None, sweep: bool,
-    seed: int, calibrate: bool
+    acceptance: Acceptance,
+    machine: Machine,
+    loads: list[Load],
+    policies: list[str],
+    steps: int | None,
+    sweep: bool,
+    seed: int,
+    calibrate: bool,
 ) -> Results:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -96,7 +128,15 @@ def _run(
             for policy in policies:
                 progress.update(task, description=f"load {load.label}, {policy}")
                 results[load.label][policy] = run_policy(
-                    policy, acceptance, machine, load, steps=count, warmup=max(40, count // 4), seed=seed, calibrate=calibrate)
+                    policy,
+                    acceptance,
+                    machine,
+                    load,
+                    steps=count,
+                    warmup=max(40, count // 4),
+                    seed=seed,
+                    calibrate=calibrate,
+                )
                 progress.advance(task)
     return results
 
@@ -114,8 +154,16 @@ def _print(results: Results, machine: str) -> None:
         for name, r in runs.items():
             style = "bold" if name == "causal" else "green" if fixed and r.tokens_per_second == max(fixed) else None
             table.add_row(
-                name, f"{r.tokens_per_second:,.0f}", f"{r.tokens_per_user:.1f}", f"{r.accepted_length:.2f}", f"{r.mean_window:.2f}",
-                f"{1000 * r.step_seconds:.2f}", f"{r.skipped:.0%}", f"{1 - r.tokens_per_second / best:.1%}", style=style)
+                name,
+                f"{r.tokens_per_second:,.0f}",
+                f"{r.tokens_per_user:.1f}",
+                f"{r.accepted_length:.2f}",
+                f"{r.mean_window:.2f}",
+                f"{1000 * r.step_seconds:.2f}",
+                f"{r.skipped:.0%}",
+                f"{1 - r.tokens_per_second / best:.1%}",
+                style=style,
+            )
         Console().print(table)
 
 
@@ -124,9 +172,13 @@ def _save(results: Results, described: dict, out: Path) -> Path:
     import json
 
     rows = [
-        {**{k: v for k, v in dataclasses.asdict(r).items() if k not in ("load", "windows", "budgets")},
-         "load": load, "windows": r.windows.round(4).tolist()}
-        for load, runs in results.items() for r in runs.values()
+        {
+            **{k: v for k, v in dataclasses.asdict(r).items() if k not in ("load", "windows", "budgets")},
+            "load": load,
+            "windows": r.windows.round(4).tolist(),
+        }
+        for load, runs in results.items()
+        for r in runs.values()
     ]
     path = out / f"simulate_{described['machine']}.json"
     path.write_text(json.dumps({**described, "results": rows}, indent=1))
@@ -134,7 +186,7 @@ def _save(results: Results, described: dict, out: Path) -> Path:
 
 
 def _draw(results: Results, machine: str, out: Path) -> Path:
-    """One picture: throughput against the best and `off`, windows and accepted length, users against throughput, regret."""
+    """One picture: throughput against `off`, windows and accepted length, users against throughput, regret."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -171,8 +223,14 @@ def _draw_lines(axis, results: Results, policies: list[str], name: str, relative
             values.append(getattr(runs[policy], name) / base)
         axis.plot(range(len(labels)), values, **_look(policy))
         if policy.startswith("static"):
-            axis.annotate(policy[7:], (len(labels) - 1, values[-1]), fontsize=8, color="grey", xytext=(4, -3),
-                          textcoords="offset points")
+            axis.annotate(
+                policy[7:],
+                (len(labels) - 1, values[-1]),
+                fontsize=8,
+                color="grey",
+                xytext=(4, -3),
+                textcoords="offset points",
+            )
     axis.set_xticks(range(len(labels)), labels)
     axis.grid(alpha=0.3)
 
@@ -203,9 +261,15 @@ def _draw_windows(axis, results: Results, policy: str) -> None:
 def _look(policy: str) -> dict:
     kind = policy.partition("-")[0]
     look = {
-        "off": {"color": "black", "linestyle": ":"}, "static": {"color": "lightgrey", "linewidth": 1},
-        "schedule": {"color": "tab:brown"}, "threshold": {"color": "tab:olive"}, "algorithm1": {"color": "tab:purple"},
-        "floor": {"color": "tab:orange"}, "lagged": {"color": "tab:cyan"}, "ahead": {"color": "tab:green"},
-        "causal": {"color": "tab:red", "linewidth": 2.5}, "oracle": {"color": "black", "linestyle": "--"},
+        "off": {"color": "black", "linestyle": ":"},
+        "static": {"color": "lightgrey", "linewidth": 1},
+        "schedule": {"color": "tab:brown"},
+        "threshold": {"color": "tab:olive"},
+        "algorithm1": {"color": "tab:purple"},
+        "floor": {"color": "tab:orange"},
+        "lagged": {"color": "tab:cyan"},
+        "ahead": {"color": "tab:green"},
+        "causal": {"color": "tab:red", "linewidth": 2.5},
+        "oracle": {"color": "black", "linestyle": "--"},
     }[kind]
     return look if kind == "static" else {**look, "label": policy, "marker": ".", "zorder": 3}

@@ -2,8 +2,8 @@
 
 A world is a random target, draft and confidence head over a tiny vocabulary. `decode` runs whole steps as the worker
 does - plan, draft, windows, verify, accept, publish - on the real relay, budget and allocation, for one or two requests
-until each has emitted enough tokens, and returns the exact law of what they emitted. The batch shrinks when a request is
-done, so the relay meets changing batches.
+until each has emitted enough tokens, and returns the exact law of what they emitted. The batch shrinks when a request
+is done, so the relay meets changing batches.
 """
 
 from __future__ import annotations
@@ -63,16 +63,24 @@ class World:
         """Every block the draft can propose, with its probability."""
         blocks = [((), Fraction(1))]
         for _ in range(self.gamma):
-            blocks = [((*block, token), chance * q) for block, chance in blocks
-                      for token, q in enumerate(self.draft(request, context, block)) if q]
+            blocks = [
+                ((*block, token), chance * q)
+                for block, chance in blocks
+                for token, q in enumerate(self.draft(request, context, block))
+                if q
+            ]
         return blocks
 
     def law(self, request: int, count: int) -> Law:
         """The target's own law of the first `count` tokens."""
         law: Law = {(): Fraction(1)}
         for _ in range(count):
-            law = {(*text, token): chance * p for text, chance in law.items()
-                   for token, p in enumerate(self.target(request, text)) if p}
+            law = {
+                (*text, token): chance * p
+                for text, chance in law.items()
+                for token, p in enumerate(self.target(request, text))
+                if p
+            }
         return law
 
     def _row(self, *key) -> tuple[Fraction, ...]:
@@ -196,7 +204,9 @@ def total_variation(a: Law, b: Law) -> Fraction:
     return sum((abs(a.get(key, 0) - b.get(key, 0)) for key in a.keys() | b.keys()), Fraction(0)) / 2
 
 
-def jagged_cost(gamma: int, requests: int, steps: Sequence[float] = (1.0, 1.25, 1.9, 1.95, 2.6, 2.7, 3.5)) -> AdditiveCostModel:
+def jagged_cost(
+    gamma: int, requests: int, steps: Sequence[float] = (1.0, 1.25, 1.9, 1.95, 2.6, 2.7, 3.5)
+) -> AdditiveCostModel:
     """A cost curve with jumps, so that the best budget moves with the survival."""
     tokens = np.arange(1, requests * (gamma + 1) + 1)
     seconds = np.interp(tokens / requests, np.arange(1, len(steps) + 1), steps)

@@ -1,9 +1,10 @@
 """The emitted law is the target's, exactly: every mode, rule and policy, over several steps, one and two requests.
 
-Bug classes caught: a window that reads what it decides about, a wrong residual, a cap that is not a truncation, state that
-leaks from step to step. Strength: the laws are enumerated with rational numbers, so the total variation is 0 or it is
-not; the planted faults show how far from 0 each class lands (figures in the assertions). Windows are shown to vary, or
-the test would prove nothing. Noise that is spent twice needs `test_noise_is_spent_once`; floating point is not covered.
+Bug classes caught: a window that reads what it decides about, a wrong residual, a cap that is not a truncation, state
+that leaks from step to step. Strength: the laws are enumerated with rational numbers, so the total variation is 0 or it
+is not; the planted faults show how far from 0 each class lands (figures in the assertions). Windows are shown to vary,
+or the test would prove nothing. Noise that is spent twice needs `test_noise_is_spent_once`; floating point is not
+covered.
 """
 
 from __future__ import annotations
@@ -134,7 +135,9 @@ def early_stop(old, now, cost, mean):
     return early_stop_windows(now, cost)
 
 
-@pytest.mark.parametrize("policy", [early_stop, POLICIES["causal"], POLICIES["lagged"]], ids=["early", "causal", "lagged"])
+@pytest.mark.parametrize(
+    "policy", [early_stop, POLICIES["causal"], POLICIES["lagged"]], ids=["early", "causal", "lagged"]
+)
 def test_appendix_a_causal_schedulers_keep_seventy_to_thirty(policy):
     assert appendix_a({0: 0.9, 1: 0.0}, policy) == {(0,): Fraction(7, 10), (1,): Fraction(3, 10)}
 
@@ -192,7 +195,8 @@ def test_a_planted_acceptance_fault_is_seen(fault):
     """Three tokens at least: with two, what is left of ratio·p - q and of p - q is the same single token."""
     worst = max(
         total_variation(
-            Decoder(world, POLICIES["causal"], jagged_cost(3, 1, FLAT), judge=fault).decode(1, 3), target_law(world, 1, 3)
+            Decoder(world, POLICIES["causal"], jagged_cost(3, 1, FLAT), judge=fault).decode(1, 3),
+            target_law(world, 1, 3),
         )
         for world in (World(seed, 3, 3) for seed in range(4))
     )

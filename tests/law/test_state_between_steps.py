@@ -1,9 +1,9 @@
 """The whole planner over several steps: relay, running mean, online calibration, online cost, skipping and probing.
 
-Bug class: state that carries what a token was into a decision about a token not yet drawn, for example a calibrator or a
-running mean that is fed this step's outcomes before this step's windows are decided. Strength: exact law of four tokens
-of one request, with every path replayed through the real `Planner`; the planted planner reads its running mean from
-this step and is seen.
+Bug class: state that carries what a token was into a decision about a token not yet drawn, for example a calibrator or
+a running mean that is fed this step's outcomes before this step's windows are decided. Strength: exact law of four
+tokens of one request, with every path replayed through the real `Planner`; the planted planner reads its running mean
+from this step and is seen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ COST = AdditiveCostModel(0.0, ([1], [0.0]), ([1, 2, 3], [1.0, 1.85, 1.95]), draf
 
 def new_planner(policy: str) -> Planner:
     return Planner(
-        GAMMA, OnlineCostModel(COST, refit_every=1, memory=2), policy=policy, probes=ProbeSchedule(1, 2),
+        GAMMA,
+        OnlineCostModel(COST, refit_every=1, memory=2),
+        policy=policy,
+        probes=ProbeSchedule(1, 2),
         calibrator=OnlineCalibrator(GAMMA, memory=2, refit_every=1, prior=1),
     )
 

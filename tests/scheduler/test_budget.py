@@ -1,7 +1,8 @@
 """The budget: the true maximum over all K, tiers, bounds, ceilings, skipping, and evidence that cannot anticipate.
 
-Bug classes: an early stop in front of a cost cliff, an off-by-one at a tier, a bound that the cost does not see, drafting
-that loses to plain decoding. Strength: brute force over every K (and every draft length) with plain Python sums.
+Bug classes: an early stop in front of a cost cliff, an off-by-one at a tier, a bound that the cost does not see,
+drafting that loses to plain decoding. Strength: brute force over every K (and every draft length) with plain Python
+sums.
 """
 
 from __future__ import annotations
@@ -52,14 +53,20 @@ def brute_force(values, cost, low, high, context, drafting, limit):
 def test_no_choice_commits_more_tokens_per_second(confidence, cost, drafting, data):
     values = survival(confidence)
     requests, gamma = values.shape
-    high = data.draw(st.one_of(st.just(gamma), st.integers(1, gamma),
-                               st.lists(st.integers(0, gamma), min_size=requests, max_size=requests).map(np.array)))
+    high = data.draw(
+        st.one_of(
+            st.just(gamma),
+            st.integers(1, gamma),
+            st.lists(st.integers(0, gamma), min_size=requests, max_size=requests).map(np.array),
+        )
+    )
     low = data.draw(st.sampled_from([0, 0, 1, 2]))
     limit = data.draw(st.sampled_from([None, None, 1.5, 2.5]))
     context = data.draw(st.sampled_from([0, 500]))
     low_used = np.minimum(low, np.minimum(high, gamma))
-    got = best_budget(values, cost, min_window=low, max_window=high, max_step_seconds=limit, context=context,
-                      drafting=drafting)
+    got = best_budget(
+        values, cost, min_window=low, max_window=high, max_step_seconds=limit, context=context, drafting=drafting
+    )
     choices = brute_force(values, cost, low_used, np.broadcast_to(high, requests), context, drafting, limit)
     if drafting == "depth":  # the least length keeps every minimum
         choices = {key: rate for key, rate in choices.items() if key[0] >= np.max(low_used)}

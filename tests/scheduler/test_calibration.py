@@ -1,7 +1,8 @@
-"""Calibration: planted temperatures come back, from whole and from censored outcomes, and the error falls on unseen data.
+"""Calibration: planted temperatures come back, from whole and from censored outcomes, and the error falls on unseen
+data.
 
-Bug classes: censored blocks counted as failures, a fit that depends on arrival order, a calibrator that cannot shut up a
-head that knows nothing, one that never forgets. Strength: 40 000 planted blocks, temperatures within 10 %; censoring
+Bug classes: censored blocks counted as failures, a fit that depends on arrival order, a calibrator that cannot shut up
+a head that knows nothing, one that never forgets. Strength: 40 000 planted blocks, temperatures within 10 %; censoring
 by the very product that the scheduler uses; order independence to the last bit.
 """
 
@@ -101,7 +102,9 @@ def test_temperatures_survive_a_file_and_are_refused_elsewhere(tmp_path):
     fitted.save(tmp_path / "sts.json", MINE)
     assert SequentialTemperatureScaling.load(tmp_path / "sts.json", MINE) == fitted
     with pytest.raises(FingerprintMismatch, match="draft 'd' instead of 'e'"):
-        SequentialTemperatureScaling.load(tmp_path / "sts.json", Fingerprint("t", "e", 4, "EPYC", "bfloat16", 1, "sglang 0.5.23"))
+        SequentialTemperatureScaling.load(
+            tmp_path / "sts.json", Fingerprint("t", "e", 4, "EPYC", "bfloat16", 1, "sglang 0.5.23")
+        )
 
 
 def test_outcomes_that_cannot_be_are_refused():
@@ -170,7 +173,9 @@ def test_online_state_is_the_same_whatever_order_the_batches_of_a_step_arrive_in
                 rows = slice(80 * step + 20 * part, 80 * step + 20 * part + 20)
                 calibrator.observe(logits[rows], outcome[rows], mask[rows])
             calibrator.end_step()
-        states.append((calibrator.temperatures.tobytes(), calibrator.shifts.tobytes(), calibrator.reliability().tobytes()))
+        states.append(
+            (calibrator.temperatures.tobytes(), calibrator.shifts.tobytes(), calibrator.reliability().tobytes())
+        )
     assert states[0] == states[1] == states[2]
 
 

@@ -1,8 +1,8 @@
 """Cost models: tiers read upward, extrapolation, monotone fits, files that refuse the wrong machine, and live learning.
 
-Bug classes: the probe below instead of the tier above, a fit that falls, a table used on another GPU, an online model that
-a stall poisons or that never believes a lasting change. Strength: planted truths with the noise the issue states (15 %,
-2 % tenfold outliers), several seeds; Hypothesis for monotonicity under nonsense.
+Bug classes: the probe below instead of the tier above, a fit that falls, a table used on another GPU, an online model
+that a stall poisons or that never believes a lasting change. Strength: planted truths with the noise the issue states
+(15 %, 2 % tenfold outliers), several seeds; Hypothesis for monotonicity under nonsense.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ SECONDS = np.maximum.accumulate([35, 34, 38, 40, 41, 47, 49, 57, 63, 81, 95, 122
 
 
 def cpu(scale: float = 1.0, alpha: float = 0.5e-3) -> AdditiveCostModel:
-    return AdditiveCostModel(2e-3, ([1, 32], [0.0, 31 * alpha]), (ROWS, SECONDS * scale), (), 1e-7,
-                             ([5, 20, 40, 80], [2.1e-3, 3.2e-3, 4.8e-3, 7.5e-3]))
+    return AdditiveCostModel(
+        2e-3,
+        ([1, 32], [0.0, 31 * alpha]),
+        (ROWS, SECONDS * scale),
+        (),
+        1e-7,
+        ([5, 20, 40, 80], [2.1e-3, 3.2e-3, 4.8e-3, 7.5e-3]),
+    )
 
 
 def test_tokens_are_rounded_up_to_the_tier_that_runs():
@@ -41,8 +47,19 @@ def test_arrays_broadcast_and_terms_add():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"alpha": ([2, 1], [0, 1])}, {"theta": ([1, 2], [2, 1])}, {"theta": ([1], [-1])}, {"tiers": (4, 4)},
-              {"t0": -1.0}, {"context": -1.0}, {"alpha": ([], [])}, {"draft": ([1, 2], [0])}, {"theta": ([1], [np.nan])}])
+    "wrong",
+    [
+        {"alpha": ([2, 1], [0, 1])},
+        {"theta": ([1, 2], [2, 1])},
+        {"theta": ([1], [-1])},
+        {"tiers": (4, 4)},
+        {"t0": -1.0},
+        {"context": -1.0},
+        {"alpha": ([], [])},
+        {"draft": ([1, 2], [0])},
+        {"theta": ([1], [np.nan])},
+    ],
+)
 def test_a_table_that_falls_or_is_unsorted_is_refused(wrong):
     with pytest.raises(ValueError):
         AdditiveCostModel(**{"t0": 1.0, "alpha": ([1], [0]), "theta": ([1], [0]), **wrong})
@@ -71,8 +88,16 @@ def test_a_fit_recovers_a_planted_model_from_noisy_samples():
     tokens = requests * rng.integers(1, 7, 600)
     context, slots = rng.integers(0, 400000, 600), np.where(rng.random(600) < 0.5, requests * 5, 0)
     seconds = (truth.step_seconds(requests, tokens, context) + truth.draft_seconds(slots)) * rng.normal(1, 0.03, 600)
-    got = fit_cost_model(requests, tokens, seconds, context=context, slots=slots, alpha_knots=[1, 8, 32],
-                         theta_knots=ROWS[::2], draft_knots=[5, 40, 160])
+    got = fit_cost_model(
+        requests,
+        tokens,
+        seconds,
+        context=context,
+        slots=slots,
+        alpha_knots=[1, 8, 32],
+        theta_knots=ROWS[::2],
+        draft_knots=[5, 40, 160],
+    )
     r, m = np.meshgrid([1, 4, 16, 32], [1, 2, 4, 6])
     np.testing.assert_allclose(got.step_seconds(r, r * m), truth.step_seconds(r, r * m), rtol=0.05)
     assert got.context == pytest.approx(truth.context, rel=0.3)
@@ -142,8 +167,13 @@ def test_online_learns_the_draft_when_its_time_is_told_apart():
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5), st.floats(1e-4, 50.0), st.integers(0, 1)),
-                min_size=16, max_size=64))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 5), st.floats(1e-4, 50.0), st.integers(0, 1)),
+        min_size=16,
+        max_size=64,
+    )
+)
 def test_online_never_falls_whatever_it_is_told(steps):
     model = OnlineCostModel(cpu())
     for requests, per_request, seconds, drafted in steps:

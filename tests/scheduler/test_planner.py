@@ -1,7 +1,7 @@
 """The planner as a worker uses it: the order of calls, bounds, skipping and probing, and requests that come and go.
 
-Bug classes: a planner that reads this step, one that never drafts again after it stopped, a disabled request that gets a
-window, a running mean that anticipates. Strength: behaviour over scripted loads; the laws are in tests/law.
+Bug classes: a planner that reads this step, one that never drafts again after it stopped, a disabled request that gets
+a window, a running mean that anticipates. Strength: behaviour over scripted loads; the laws are in tests/law.
 """
 
 from __future__ import annotations
@@ -103,13 +103,19 @@ def test_plain_decoding_is_left_now_and_then_to_look_and_at_once_when_drafting_p
     assert probes[0] == 4 and gaps[:2].tolist() == [9, 17] and set(gaps[2:]) == {17}
     assert all(budgets[step].tokens >= 16 for step in probes)
     first = Planner(GAMMA, cost(0.4), probes=ProbeSchedule(4, 16))
-    assert [run(first, range(step, step + 1), 16, 0.05) and first.probing for step in range(6)] == [False] * 4 + [True, False]
+    assert [run(first, range(step, step + 1), 16, 0.05) and first.probing for step in range(6)] == [False] * 4 + [
+        True,
+        False,
+    ]
     back = run(planner, range(200, 230), 2, 0.95)
     assert not back[-1].skip_draft and sum(budget.skip_draft for budget in back) <= 25
 
 
 def test_a_cost_model_that_learns_sees_a_plain_step_now_and_then():
-    fixed, learning = Planner(GAMMA, cost(0.0)), Planner(GAMMA, OnlineCostModel(cost(0.0)), plain_probes=ProbeSchedule(8, 32))
+    fixed, learning = (
+        Planner(GAMMA, cost(0.0)),
+        Planner(GAMMA, OnlineCostModel(cost(0.0)), plain_probes=ProbeSchedule(8, 32)),
+    )
     assert not any(budget.skip_draft for budget in run(fixed, range(100), 2, 0.9))
     plain = [step for step, budget in enumerate(run(learning, range(130), 2, 0.9)) if budget.skip_draft]
     assert plain == [8, 25, 58, 91, 124]

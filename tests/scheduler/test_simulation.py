@@ -1,8 +1,8 @@
 """The simulator: its acceptance is the paper's, its book-keeping adds up, and the argument of the product holds in it.
 
-Bug classes: a traffic model that is not what its parameters say, tokens per second from the wrong time, policies that meet
-different traffic. Strength: closed forms where there are some (plain decoding, fixed lengths), the paper's threshold
-curve, and bars on the policies with the margin that the seeds leave.
+Bug classes: a traffic model that is not what its parameters say, tokens per second from the wrong time, policies that
+meet different traffic. Strength: closed forms where there are some (plain decoding, fixed lengths), the paper's
+threshold curve, and bars on the policies with the margin that the seeds leave.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_the_head_has_the_quality_it_was_asked_for():
 
 
 def test_a_threshold_trades_length_for_work_as_in_the_papers_figure_5():
-    """Chat: at the paper's number of verified tokens, our share of the full accepted length is within 0.06 of theirs."""
+    """Chat: at the paper's number of verified tokens, our share of the full length is within 0.06 of theirs."""
     truth, logits, _ = many_blocks(Acceptance(("chat",)))
     prefix = np.cumprod(truth, axis=1)
     curve = []
@@ -59,7 +59,9 @@ def test_a_threshold_trades_length_for_work_as_in_the_papers_figure_5():
         assert np.interp(verified, rows, length) / length[-1] == pytest.approx(accepted / 3.64, abs=0.06)
 
 
-FLAT = Machine("flat", AdditiveCostModel(0.01, ([1], [0.0]), ([1, 2], [0.0, 0.001]), draft=([1], [0.002])), "block", "block")
+FLAT = Machine(
+    "flat", AdditiveCostModel(0.01, ([1], [0.0]), ([1, 2], [0.0, 0.001]), draft=([1], [0.002])), "block", "block"
+)
 
 
 def test_plain_decoding_and_fixed_lengths_give_their_closed_forms():
@@ -86,17 +88,24 @@ def test_the_same_seed_is_the_same_run_and_policies_meet_the_same_traffic():
     a, b, other = (simulate("causal", Acceptance(), gpu(), Load(8), steps=60, seed=s) for s in (1, 1, 2))
     assert a.tokens_per_second == b.tokens_per_second != other.tokens_per_second
     # One step after the start nothing has diverged: longer windows commit at least what shorter ones do, everywhere.
-    lengths = [simulate(f"static-{k}", Acceptance(), gpu(), Load(8), steps=1, warmup=0).accepted_length for k in range(8)]
+    lengths = [
+        simulate(f"static-{k}", Acceptance(), gpu(), Load(8), steps=1, warmup=0).accepted_length for k in range(8)
+    ]
     assert (np.diff(lengths) > 0).all()
 
 
-@pytest.mark.parametrize(("machine", "domains"), [(gpu(), ("math", "code", "chat")), (cpu(), ("demo",))], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    ("machine", "domains"), [(gpu(), ("math", "code", "chat")), (cpu(), ("demo",))], ids=["gpu", "cpu"]
+)
 def test_one_policy_follows_the_envelope_of_all_fixed_lengths(machine, domains):
     acceptance = Acceptance(domains) if domains != ("demo",) else Acceptance(domains, auc=0.73, context_auc=0.7)
     windows = []
     for load in (1, 64):
-        runs = {name: simulate(name, acceptance, machine, Load(load), steps=250)
-                for name in all_policies(acceptance.gamma) if name[:4] in ("off", "stat", "caus", "orac")}
+        runs = {
+            name: simulate(name, acceptance, machine, Load(load), steps=250)
+            for name in all_policies(acceptance.gamma)
+            if name[:4] in ("off", "stat", "caus", "orac")
+        }
         speed = {name: run.tokens_per_second for name, run in runs.items()}
         envelope = max(value for name, value in speed.items() if name.startswith(("off", "static")))
         assert speed["causal"] >= 0.985 * max(envelope, speed["oracle"]), speed

@@ -1,4 +1,5 @@
-"""Survival and allocation: prefixes, conservation, ties, bounds, and that a later token cannot move an earlier decision.
+"""Survival and allocation: prefixes, conservation, ties, bounds, and that a later token cannot move an earlier
+decision.
 
 Bug classes: a top-K whose ties depend on memory order, a window that is not a prefix, a bound that loses or invents
 budget, an anticipating admission. Strength: Hypothesis over matrices full of ties (few distinct values, ones and zeros)
@@ -63,7 +64,9 @@ def test_a_confidence_that_is_no_probability_is_refused_by_row(bad):
 def test_windows_are_what_sorting_a_list_gives(confidence, budget, data):
     values = survival(confidence)
     requests = len(values)
-    bound = st.one_of(st.integers(0, 6), st.lists(st.integers(0, 6), min_size=requests, max_size=requests).map(np.array))
+    bound = st.one_of(
+        st.integers(0, 6), st.lists(st.integers(0, 6), min_size=requests, max_size=requests).map(np.array)
+    )
     low, high = data.draw(bound), data.draw(bound)
     windows = allocate_windows(values, budget, min_window=low, max_window=high)
     assert windows.tolist() == oracle(values, budget, low, high)
@@ -93,13 +96,15 @@ def test_permuting_the_requests_permutes_the_windows(requests, gamma, budget, se
     assert allocate_windows(values[order], budget).tolist() == allocate_windows(values, budget)[order].tolist()
 
 
-COST = AdditiveCostModel(0.3, ([1], [0.0]), ([1, 3, 4, 6, 7, 12, 30], [1.0, 1.1, 1.9, 2.0, 2.6, 3.5, 9.0]), tiers=(2, 4, 8, 12))
+COST = AdditiveCostModel(
+    0.3, ([1], [0.0]), ([1, 3, 4, 6, 7, 12, 30], [1.0, 1.1, 1.9, 2.0, 2.6, 3.5, 9.0]), tiers=(2, 4, 8, 12)
+)
 
 
 @quick
 @given(matrices(), st.data())
 def test_a_token_and_all_later_confidences_cannot_move_their_own_admission(confidence, data):
-    """Position k of request r (0-based): rewriting the confidences after k, which read token k, leaves [w > k] alone."""
+    """Position k of request r (0-based): rewriting the confidences after k, which read token k, leaves w > k alone."""
     requests, gamma = confidence.shape
     r, k = data.draw(st.integers(0, requests - 1)), data.draw(st.integers(0, gamma - 1))
     changed = confidence.copy()
@@ -150,7 +155,7 @@ def test_a_maximum_beats_a_minimum_and_a_disabled_request_gets_nothing():
 
 
 def test_a_floor_look_up_stops_one_short_of_the_tier():
-    """The defect that best_budget does not have: read from the probe below, a tier's last-but-one slot looks cheapest."""
+    """The defect that best_budget does not have: from the probe below, a tier's last-but-one slot looks cheapest."""
     s = survival(np.full((4, 4), 0.95))
     probes, speed = np.array([4, 8, 12, 20]), np.array([1.0, 0.7, 0.6, 0.3])
     assert 4 + floor_lookup_budget(s, probes, speed) in (7, 11, 19)
