@@ -116,6 +116,16 @@ def test_every_request_of_a_mixed_batch_commits_what_the_plain_rule_commits(seed
             torch.testing.assert_close(result.acceptance[r, :window], overlap, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("rule", [AcceptRule.TOKEN, AcceptRule.BLOCK])
+def test_hundreds_of_requests_of_one_rule_commit_what_the_plain_rule_commits(rule):
+    """Windows of every length, so that each threshold of the block rule decides some of them."""
+    step = Step(3, [rule] * 400, 4, 6)
+    windows = [i % 5 for i in range(400)]
+    result = step.judge(windows)
+    for r, window in enumerate(windows):
+        assert result.tokens[r, : int(result.lengths[r])].tolist() == step.expected(r, window)
+
+
 @pytest.mark.parametrize("rule", [AcceptRule.GREEDY, AcceptRule.TOKEN, AcceptRule.COUPLED])
 def test_a_cap_truncates_what_the_full_block_emits(rule):
     """The law of the bonus row is judged on the drafted token: fresh sampling there would fail this within a few rows."""

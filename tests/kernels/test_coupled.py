@@ -126,5 +126,6 @@ def test_judging_needs_one_float32_buffer_and_the_seeded_noise_no_float64_row(ru
     assert watch.largest[torch.float32] <= whole, "views of the logits themselves are the largest"
     if rule is COUPLED:
         assert watch.largest.get(torch.float64, 0) < vocab
+        assert watch.largest[torch.int32] <= 1 << 18, "noise is made for a few rows at a time"
     else:  # the cumulative sums of one chunk's final draws: one row per request of it
         assert watch.largest[torch.float64] <= whole // (block + 1)

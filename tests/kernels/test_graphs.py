@@ -19,9 +19,11 @@ class Recorder:
     def __init__(self):
         self.cache = torch.zeros(100)
         self.seen: list[dict[str, torch.Tensor]] = []
+        self.addresses: list[tuple[int, ...]] = []
 
     def __call__(self, ids, slots, qo_indptr):
         self.seen.append({"ids": ids.clone(), "slots": slots.clone(), "qo_indptr": qo_indptr.clone()})
+        self.addresses.append((ids.data_ptr(), slots.data_ptr(), qo_indptr.data_ptr()))
         self.cache[slots] += 1.0
         return {"double": ids * 2, "pair": torch.stack((ids, slots), dim=1)}
 
@@ -58,6 +60,7 @@ def test_a_smaller_batch_after_a_larger_one_runs_no_stale_row():
     graph(**inputs(40))
     graph(**inputs(6))
     assert recorder.seen[3]["ids"].tolist() == [1, 2, 3, 4, 5, 6, 0, 0], "nor one of an eager batch above the tiers"
+    assert recorder.addresses[0] == recorder.addresses[1] == recorder.addresses[3], "what a graph has captured stays"
 
 
 def test_requests_beyond_the_batch_are_empty():

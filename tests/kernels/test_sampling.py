@@ -1,13 +1,14 @@
 """The law of a row. Separates "the filter keeps the wrong tokens" (order, ties, joint against one after another, the
 boundary token) from "the draw does not follow the recorded law" (inverse CDF off by one, a token of probability zero).
 
-Strength: 400 random rows against the plain reference and 200 against SGLang's own filter, V up to 20 000, so that the
+Strength: about 250 random rows against the plain reference and 72 against SGLang's own filter, V up to 20 000, so that the
 candidate path, the bisection and the plain path are all taken; a token too many or too few moves an entry by > 1e-4.
 """
 
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -23,9 +24,10 @@ SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 @SETTINGS
-@given(st.randoms(use_true_random=False), st.sampled_from([1, 2, 3, 7, 16, 64, 100, 257, 3000]))
-def test_the_law_is_the_reference_for_any_parameters_and_any_odd_logits(g, vocab):
-    torch.manual_seed(g.randrange(2**31))
+@given(st.integers(0, 2**31), st.sampled_from([1, 2, 3, 7, 16, 64, 100, 257, 3000]))
+def test_the_law_is_the_reference_for_any_parameters_and_any_odd_logits(seed, vocab):
+    g = random.Random(seed)
+    torch.manual_seed(seed)
     count = g.randint(1, 4)
     logits, rows = random_logits(g, count, vocab), random_rows(g, count)
     before = logits.clone()
@@ -114,9 +116,10 @@ def test_a_draw_follows_the_recorded_row_at_every_edge_of_its_cdf():
 
 
 @SETTINGS
-@given(st.randoms(use_true_random=False))
-def test_a_token_of_probability_zero_is_never_drawn(g):
-    torch.manual_seed(g.randrange(2**31))
+@given(st.integers(0, 2**31))
+def test_a_token_of_probability_zero_is_never_drawn(seed):
+    g = random.Random(seed)
+    torch.manual_seed(seed)
     weights = torch.rand(64, g.choice([1, 2, 50, 4000])) ** 20
     weights[weights < 1e-6] = 0.0
     weights[:, 0] += (weights.sum(dim=1) == 0).float()
