@@ -8,6 +8,8 @@ from tests.engine.tiny import tiny_target
 from tests.engine.tiny_draft import soften_layers, tiny_draft
 from tests.server.live import start
 
+OFFERED = ("--enable-custom-logit-processor", "--enable-cache-report")
+
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory):
@@ -24,7 +26,7 @@ def dspark(pair, tmp_path_factory):
     """A server that speculates; tests switch its mode through /dspark/config."""
     target, draft = pair
     server = start(tmp_path_factory.mktemp("logs") / "dspark.log", "--model-path", str(target),
-                   "--speculative-draft-model-path", str(draft))
+                   "--speculative-draft-model-path", str(draft), *OFFERED)
     yield server
     server.stop()
 
@@ -32,6 +34,6 @@ def dspark(pair, tmp_path_factory):
 @pytest.fixture(scope="session")
 def plain(pair, tmp_path_factory):
     """The control: plain decoding on the same platform, no draft loaded."""
-    server = start(tmp_path_factory.mktemp("logs") / "plain.log", "--model-path", str(pair[0]), "--verify-mode", "off")
+    server = start(tmp_path_factory.mktemp("logs") / "plain.log", "--model-path", str(pair[0]), "--verify-mode", "off", *OFFERED)
     yield server
     server.stop()
