@@ -1,0 +1,151 @@
+"""The plan and its execution: every treatment between two runs of the control, and the verdict by a bar set before."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sglang_dspark.bench.arms import Arm
+from sglang_dspark.bench.server import Server, run_load
+from sglang_dspark.bench.traffic import save_rows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be run and what will count, written down before anything runs.
+
+    Args:
+        control, treatments: arms. bar: least relative gain of output tokens per second that counts as one.
+        classes, concurrencies: every pair is a cell. requests: per run. output_tokens: per request.
+        temperature, seed: of the traffic. stop_at_end: whether an answer may end before `output_tokens`.
+
+    Raises:
+        ValueError: nothing to compare, or a number that is not positive.
+    """
+
+    control: Arm
+    treatments: tuple[Arm, ...]
+    classes: tuple[str, ...]
+    concurrencies: tuple[int, ...]
+    requests: int = 32
+    output_tokens: int = 128
+    temperature: float = 1.0
+    bar: float = 0.03
+    seed: int = 1
+    stop_at_end: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.treatments and self.classes and self.concurrencies):
+            raise ValueError("a benchmark needs a treatment, a class of traffic and a concurrency")
+        if min(self.requests, self.output_tokens - 3, *self.concurrencies) < 1 or self.bar <= 0:
+            raise ValueError("requests, concurrency and the bar must be positive, and answers at least 4 tokens long")
+        if any(self.requests < c for c in self.concurrencies):
+            raise ValueError(f"{self.requests} requests cannot keep {max(self.concurrencies)} clients busy: raise --requests")
+
+    @property
+    def rule(self) -> str:
+        """The verdict's rule in words."""
+        return (f"faster: output tokens per second at least {self.bar:.1%} above the mean of the two controls around it, and "
+                "by more than those two differ; slower: the same below; undecided otherwise")
+
+
+@dataclass
+class Run:
+    """One run: what the clients saw (`load`) and what the server's status gained meanwhile (`steps`, None without one)."""
+
+    arm: str
+    load: dict
+    steps: dict | None
+    started: float
+
+
+@dataclass
+class Cell:
+    """All runs of one class and concurrency: control, treatment, control, treatment, ..., control."""
+
+    traffic: str
+    concurrency: int
+    runs: list[Run] = field(default_factory=list)
+
+
+def execute(plan: Plan, rows: dict[str, list[dict]], server: Server, tell: Callable[[str], None]) -> list[Cell]:
+    """Run every cell; the server's own settings are put back at the end, whatever happens."""
+    before = server.status()
+    cells = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="dspark-bench-") as folder:
+            for traffic in plan.classes:
+                dataset = Path(folder) / f"{traffic}.jsonl"
+                save_rows(rows[traffic], dataset, plan.output_tokens)
+                for concurrency in plan.concurrencies:
+                    cells.append(_cell(plan, Cell(traffic, concurrency), dataset, server, tell))
+    finally:
+        if before:
+            switchable = ("verify_mode", "accept_rule", "window_policy", "min_window", "max_window", "max_step_ms")
+            server.configure({name: before[0]["config"][name] for name in switchable})
+    return cells
+
+
+def _cell(plan: Plan, cell: Cell, dataset: Path, server: Server, tell) -> Cell:
+    order = [plan.control]
+    for treatment in plan.treatments:
+        order += [treatment, plan.control]
+    for arm in order:
+        run = _run(plan, arm, cell.concurrency, dataset, server)
+        tell(f"{cell.traffic}, {cell.concurrency} clients, {arm.name}: {run.load['output_throughput']:.1f} tokens/s")
+        cell.runs.append(run)
+    return cell
+
+
+def _run(plan: Plan, arm: Arm, concurrency: int, dataset: Path, server: Server) -> Run:
+    where = Server(arm.url, server.key, server.admin_key) if arm.url else server
+    settings = arm.settings_at(concurrency)
+    if settings is not None:
+        where.configure(settings)
+    where.flush_cache()
+    started, before = time.time(), where.status()
+    load = run_load(where, dataset, plan.requests, concurrency, plan.output_tokens, stop_at_end=plan.stop_at_end)
+    return Run(arm.name, load, gained(before, where.status()), started)
+
+
+def gained(before: list[dict] | None, after: list[dict] | None) -> dict | None:
+    """Step figures of a run, over all ranks, from the status before and after it (the generator's warm-up included)."""
+    if not before or not after:
+        return None
+
+    def gain(read) -> float:
+        return sum(read(b) for b in after) - sum(read(a) for a in before)
+
+    steps, requests, timed = gain(lambda s: s["steps"]), gain(lambda s: s["requests"]), gain(lambda s: s["timed_steps"])
+    verified = gain(lambda s: s["tokens"]["verified"])
+    windows = [gain(lambda s, w=w: s["windows"][w]) for w in range(len(after[0]["windows"]))]
+    if not steps:
+        return None
+    return {
+        "steps": steps, "mean_requests": requests / steps, "tokens_per_step": gain(lambda s: s["tokens"]["committed"]) / requests,
+        "step_ms": 1000 * gain(lambda s: s["seconds"]["step"]) / timed if timed else None,
+        "predicted_step_ms": 1000 * gain(lambda s: s["predicted_seconds"]) / timed if timed else None,
+        "mean_window": verified / requests, "acceptance_rate": gain(lambda s: s["tokens"]["accepted"]) / verified if verified else None,
+        "skipped": gain(lambda s: s["skipped_steps"]) / steps, "windows": windows,
+    }
+
+
+def verdicts(plan: Plan, cell: Cell) -> list[dict]:
+    """For every treatment of a cell: its gain over its two controls, how far those differ, and the verdict."""
+    judged = []
+    for place in range(1, len(cell.runs), 2):
+        first, run, second = cell.runs[place - 1 : place + 2]
+        a, b, a2 = (r.load["output_throughput"] for r in (first, run, second))
+        mean = (a + a2) / 2
+        gain, spread = b / mean - 1, abs(a2 - a) / mean
+        word = "undecided" if abs(gain) < plan.bar or abs(gain) <= spread else "faster" if gain > 0 else "slower"
+        judged.append({"arm": run.arm, "gain": gain, "spread": spread, "verdict": word})
+    return judged
+
+
+def plan_to_dict(plan: Plan) -> dict:
+    """JSON-ready, the rule included."""
+    return {**asdict(plan), "rule": plan.rule}

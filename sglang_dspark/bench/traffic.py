@@ -1,0 +1,75 @@
+"""Requests by class of traffic, as the rows that SGLang's load generator reads (its dataset `openai`)."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+CLASSES = ("chat", "prose", "code", "math", "tool", "structured", "shell")
+_SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "count": {"type": "integer"},
+                                            "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 5}},
+           "required": ["name", "count", "tags"]}
+_THINGS = ("bridges", "letters", "birds", "recipes", "tools", "rivers", "songs", "stations", "books", "coins")
+_TASKS = ("list every file over {n} MB under {d}", "count the lines of all .{e} files under {d}", "show the {n} newest files in {d}",
+          "replace every tab by {n} spaces in the .{e} files of {d}", "find .{e} files changed in the last {n} days in {d}",
+          "make an archive of {d} without its .{e} files", "print the {n} largest folders below {d}")
+
+
+def traffic(classes: list[str], count: int, seed: int, temperature: float, file: Path | None = None) -> dict[str, list[dict]]:
+    """`count` requests of each class: chat messages, and what the class adds (a schema for `structured`).
+
+    Args:
+        classes: of CLASSES; with a file, of the classes that it holds.
+        count: requests of each class; a source with fewer is repeated.
+        seed: of the choice; the same seed gives the same requests.
+        temperature: of every request.
+        file: JSONL of {"class": ..., "messages": [...]} (as `train-draft` reads), instead of the built-in sources.
+
+    Raises:
+        ValueError: a class that is unknown or empty.
+    """
+    rng = random.Random(seed)
+    pools = _from_file(file) if file else _built_in(count, seed, rng)
+    rows = {}
+    for name in classes:
+        if not pools.get(name):
+            raise ValueError(f"no prompts of class {name!r}: there are {', '.join(sorted(k for k, v in pools.items() if v))}")
+        pool = list(pools[name])
+        rng.shuffle(pool)
+        rows[name] = [{**pool[i % len(pool)], "temperature": temperature} for i in range(count)]
+    return rows
+
+
+def save_rows(rows: list[dict], path: Path, output_tokens: int) -> None:
+    """Write the generator's JSONL."""
+    path.write_text("".join(json.dumps({**row, "max_tokens": output_tokens}) + "\n" for row in rows))
+
+
+def _from_file(file: Path) -> dict[str, list[dict]]:
+    from sglang_dspark.training.prompts import load_prompts
+
+    pools: dict[str, list[dict]] = {}
+    for prompt in load_prompts(file):
+        pools.setdefault(prompt.kind, []).append(_row(prompt.messages))
+    return pools
+
+
+def _built_in(count: int, seed: int, rng: random.Random) -> dict[str, list[dict]]:
+    from sglang_dspark.training.sources import package_prompts
+
+    pools = {kind: [_row(prompt.messages) for prompt in prompts] for kind, prompts in package_prompts(count, seed).items()}
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}
+    pools["structured"] = [{**_row((("user", f"Invent a collection of {thing} (number {i}) and describe it as JSON."),)), "response_format": schema}
+                           for i, thing in enumerate(rng.choices(_THINGS, k=count))]
+    pools["shell"] = [_row((("user", "Write one shell command that does this, and explain it: " + _task(rng) + "."),)) for _ in range(count)]
+    return pools
+
+
+def _task(rng: random.Random) -> str:
+    return rng.choice(_TASKS).format(n=rng.randint(2, 500), d=rng.choice(("/var/log", "~/projects", "/srv/data", ".")),
+                                     e=rng.choice(("py", "txt", "log", "md", "json")))
+
+
+def _row(messages) -> dict:
+    return {"messages": [{"role": role, "content": content} for role, content in messages]}

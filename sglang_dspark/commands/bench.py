@@ -1,0 +1,81 @@
+"""`sglang-dspark bench`: measure a running server with controls around every treatment, and write a receipt."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def bench(
+    url: Annotated[str, typer.Option(help="The running server.")] = "http://127.0.0.1:30000",
+    control: Annotated[str, typer.Option(help="The arm before and after every treatment.")] = "off",
+    arm: Annotated[list[str] | None, typer.Option(help="A treatment; may be repeated: off, static, static-K, compact, cap-accept, schedule=[[1,4,5],[5,8,3]]; MODE+RULE, MODE+POLICY, MODE+max-K; NAME@URL for another server. Default: compact.")] = None,
+    traffic: Annotated[str, typer.Option(help="Classes, comma-separated: chat, prose, code, math, tool, structured, shell; or 'all'.")] = "chat",
+    prompts: Annotated[Path | None, typer.Option(help="JSONL of {\"class\", \"messages\"} instead of the built-in prompts.")] = None,
+    concurrency: Annotated[str, typer.Option(help="Numbers of clients, comma-separated.")] = "1,8",
+    requests: Annotated[int, typer.Option(help="Requests of a run.")] = 32,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of every answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Of every request; at 0 the acceptance rules cannot show.")] = 1.0,
+    stop_at_end: Annotated[bool, typer.Option("--stop-at-end", help="Let answers end by themselves; fair only with equal texts.")] = False,
+    bar: Annotated[float, typer.Option(help="Least gain in output tokens per second that counts, written down before the run.")] = 0.03,
+    seed: Annotated[int, typer.Option(help="Of the choice of prompts.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for the receipt; a new one under bench-receipts by default.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="The server's --api-key.")] = None,
+    admin_api_key: Annotated[str | None, typer.Option(help="The server's --admin-api-key, to switch modes.")] = None,
+) -> None:
+    """Tokens per step, step time, time to first token, time per token and throughput of modes that bracket each other."""
+    from sglang_dspark.bench import bracket, receipt
+    from sglang_dspark.bench import traffic as sources
+    from sglang_dspark.bench.arms import ArmError, parse_arm
+    from sglang_dspark.bench.server import Server, ServerError
+
+    try:
+        classes = tuple(sources.CLASSES if traffic == "all" else traffic.split(","))
+        plan = bracket.Plan(
+            parse_arm(control), tuple(parse_arm(text) for text in arm or ["compact"]), classes,
+            tuple(int(c) for c in concurrency.split(",")), requests, output_tokens, temperature, bar, seed, stop_at_end)
+        for one in (plan.control, *plan.treatments):
+            for clients in plan.concurrencies:
+                one.settings_at(clients)
+        rows = sources.traffic(list(classes), requests, seed, temperature, prompts)
+        server = Server(url.rstrip("/"), api_key, admin_api_key)
+        folder = out or Path("bench-receipts") / time.strftime("%Y%m%d-%H%M%S")
+        written = receipt.begin(folder, plan, server.describe())
+    except (ArmError, ServerError, ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(f"plan written to {written}; {plan.rule}")
+    for caution in receipt.cautions(plan):
+        typer.echo(f"note: {caution}")
+    try:
+        cells = bracket.execute(plan, rows, server, lambda line: typer.echo(f"  {line}"))
+    except (ServerError, ArmError) as error:
+        typer.echo(f"sglang-dspark bench: {error}", err=True)
+        raise typer.Exit(1) from error
+    files = receipt.finish(folder, plan, cells)
+    show(plan, cells)
+    typer.echo("wrote " + ", ".join(map(str, files)))
+
+
+def show(plan, cells) -> None:
+    """Print every run and every verdict."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sglang_dspark.bench.bracket import verdicts
+    from sglang_dspark.bench.receipt import COLUMNS
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120  # a log or a pipe has no edge to fit into
+    for cell in cells:
+        table = Table(title=f"{cell.traffic}, {cell.concurrency} clients")
+        for title in ("run", *(name for name, _ in COLUMNS)):
+            table.add_column(title, justify="left" if title == "run" else "right", no_wrap=True)
+        for run in cell.runs:
+            table.add_row(run.arm, *(read(run) for _, read in COLUMNS))
+        console.print(table)
+        for v in verdicts(plan, cell):
+            console.print(f"{v['arm']}: {v['gain']:+.1%} against controls that differ by {v['spread']:.1%}: [bold]{v['verdict']}[/bold]")
