@@ -10,8 +10,8 @@ from sglang_dspark.cpu.kernel import attention_kernel
 from sglang_dspark.cpu.paged import PagedAttention
 from sglang_dspark.cpu.plan import AttentionPlan, is_causal, plan_forward
 
-# Above this many rows one request's product is large enough that torch's fused attention, which multiplies in bfloat16
-# and needs a gather, beats the compiled kernel (benchmarks/results/cpu_overhead.md).
+# Above this many rows one request's product is large enough for torch's fused attention, which multiplies in bfloat16
+# but must gather and repeat first. Chosen between a decode or verify step (a few rows) and a prompt's chunk (hundreds).
 LONG_ROWS = 32
 
 

@@ -52,6 +52,14 @@ class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
         return CpuKVPool
 
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"  # the base class raises, and a `/start_profile` would end the scheduler
+
+    def get_torch_profiler_activity(self):
+        from torch.profiler import ProfilerActivity
+
+        return ProfilerActivity.CPU
+
     def get_compile_backend(self, mode: str | None = None) -> str:
         return "eager"
 
