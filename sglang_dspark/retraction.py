@@ -1,0 +1,55 @@
+"""A retracted request's penalties: its output so far counts when its prefill is done again.
+
+The engine builds penalties anew for a prefill and forgets what a retracted request had already emitted, so one token of
+it (under plain decoding, all that follow) would be drawn without frequency, presence and repetition penalties, and
+`min_new_tokens` would count from zero again. Speculation itself reads a request's own output (`adjust`); this hook gives
+the prefill, and plain servers, the same memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.penaltylib import BatchedPenalizerOrchestrator
+
+BUILD = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
+
+
+def install() -> None:
+    """Register the hook; call it while plugins load."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(BUILD, _after_build, HookType.AFTER)
+
+
+def _after_build(info, cls, batch, vocab_size) -> None:
+    orchestrator = info.penalizer_orchestrator
+    if not orchestrator.is_required:
+        return
+    for row, req in enumerate(batch.reqs):
+        if len(req.output_ids):
+            recall(orchestrator, row, req)
+
+
+def recall(orchestrator: BatchedPenalizerOrchestrator, row: int, req: Req) -> None:
+    """Put a request's whole output into its row of fresh penalties."""
+    from sglang.srt.sampling import penaltylib
+
+    output = torch.tensor(list(req.output_ids), dtype=torch.int64, device=orchestrator.device)
+    params = req.sampling_params
+    for kind, penalizer in orchestrator.penalizers.items():
+        if not penalizer.is_prepared():
+            continue
+        if kind is penaltylib.BatchedFrequencyPenalizer:
+            amounts = torch.full(output.shape, params.frequency_penalty, device=output.device)
+            penalizer.cumulated_frequency_penalties[row].scatter_add_(0, output, amounts)
+        elif kind is penaltylib.BatchedPresencePenalizer:
+            penalizer.cumulated_presence_penalties[row, output] = params.presence_penalty
+        elif kind is penaltylib.BatchedRepetitionPenalizer:
+            penalizer.cumulated_repetition_penalties[row, output] = params.repetition_penalty
+        elif kind is penaltylib.BatchedMinNewTokensPenalizer:
+            penalizer.len_output_tokens[row] = len(output)
