@@ -23,10 +23,10 @@ from .gumbel_triton import coins_triton, race_triton
 from .markov import sample_block, top_support
 from .ragged import RaggedBatch
 from .ragged_triton import pack_triton
-from .random import draw_coins_torch
+from .random import Coins, draw_coins_torch
 from .sampling import SamplingRows, _law_torch, draw, first_argmax
 from .sampling_triton import argmax_triton, draw_triton, law_triton
-from .types import AcceptRule, RequestRules, StepNoise
+from .types import AcceptRule, BlockDraft, RequestRules, StepNoise
 from .windows import allocate_windows_torch
 from .windows_triton import allocate_windows_triton
 
@@ -160,7 +160,7 @@ def check_pack(g: random.Random, device: str) -> None:
 
 def check_accept(g: random.Random, device: str) -> None:
     requests, block, vocab = g.choice([1, 2, 3, 6]), g.choice([1, 2, 3, 5, 16]), g.choice([5, 16, 41])
-    rules = [g.choice(list(AcceptRule)) for _ in range(requests)]
+    rules = [g.choice([*AcceptRule, AcceptRule.BLOCK, AcceptRule.BLOCK]) for _ in range(requests)]
     if g.random() < 0.3:
         rules = [rules[0]] * requests
     temperature = [0.0 if rule is AcceptRule.GREEDY else g.choice([1.0, 0.7]) for rule in rules]
@@ -189,6 +189,23 @@ def check_accept(g: random.Random, device: str) -> None:
     torch.testing.assert_close(ours.acceptance.cpu(), expected.acceptance, atol=1e-5, rtol=0, equal_nan=True)
 
 
+def check_residual(g: random.Random, device: str) -> None:
+    """The block rule stops inside with s = 1/2, where (s p - q)+ leaves token 0 alone and (p - q)+ would not."""
+    vocab, support = g.choice([(3, None), (8, torch.tensor([0, 1, 2])), (50, torch.tensor([0, 1, 2]))])
+    p = torch.tensor([[0.25, 0.75, 0.0], [0.6, 0.4, 0.0], [1.0, 0.0, 0.0]])
+    logits = torch.nn.functional.pad(p, (0, vocab - 3)).log()
+    q = torch.tensor([[[0.5, 0.5, 0.0], [0.1, 0.3, 0.6]]])
+    tokens, zero = torch.tensor([[0, 2]]), torch.zeros(1, dtype=torch.int64)
+    draft, groups = BlockDraft(tokens, tokens, q, support), RequestRules.of([AcceptRule.BLOCK])
+    accept_coins = torch.tensor([[0.0, 0.999, 0.999]], dtype=torch.float64)
+    final = torch.tensor([[0.0, g.choice([0.0, 0.9, 0.99]), 0.0]], dtype=torch.float64)
+    noise = StepNoise(zero, zero, groups, Coins(accept_coins, accept_coins, final))
+    batch = RaggedBatch.pack(zero, tokens, zero + 2, zero, tier=3)
+    args = (logits, batch, draft, SamplingRows.of([1.0]), groups, noise)
+    for result in (accept_torch(*args), accept_triton(*(to_device(x, device) for x in args))):
+        assert result.tokens.tolist() == [[0, 0, 0]] and result.lengths.tolist() == [2]
+
+
 CHECKS: dict[str, tuple[Check, int]] = {  # with the number of random shapes under the interpreter
     "law": (check_law, 60),
     "argmax": (check_argmax, 100),
@@ -198,6 +215,7 @@ CHECKS: dict[str, tuple[Check, int]] = {  # with the number of random shapes und
     "windows": (check_windows, 120),
     "pack": (check_pack, 60),
     "accept": (check_accept, 60),
+    "residual": (check_residual, 12),
 }
 
 
