@@ -120,3 +120,13 @@ def test_a_row_that_cannot_be_checked_is_refused_when_it_is_written(wrong):
 def test_the_expected_version_is_the_one_that_is_installed_with_us():
     pyproject = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert f'"sglang=={compat.EXPECTED_VERSION}"' in pyproject
+
+
+def test_every_function_that_we_hook_is_a_row_of_the_table():
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    load_plugins()
+    rows = {row.path.replace(":", ".") for row in TABLE if row.kind == "wrap"}
+    hooked = {target for target in HookRegistry._hooks if target.startswith("sglang.")}
+    assert len(hooked) > 10, "the registry was not read"
+    assert hooked <= rows, f"hooked without a row: {sorted(hooked - rows)}"

@@ -22,6 +22,15 @@ PR_SET_PDEATHSIG = 1
 def _become_fork_server() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getppid(), signal.SIGQUIT))
+    server = os.getpid()
+
+    def outlive_a_drain(*_) -> None:
+        # A service manager signals the whole group: the engine drains its requests, and needs its processes for that.
+        # The fork server goes when its parent does; a forked process that set no handler of its own goes now.
+        if os.getpid() != server:
+            os._exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, outlive_a_drain)
 
 
 _become_fork_server()
