@@ -41,6 +41,9 @@ class Server:
         return self.post("/generate", {"text": prompts, "sampling_params": sampling})
 
     def configure(self, **settings) -> None:
+        """Switch settings; naming a mode without a policy also forgets the policy of the mode before."""
+        if "verify_mode" in settings:
+            settings.setdefault("window_policy", None)
         self.post("/dspark/config", settings)
 
     def tail(self) -> str:
