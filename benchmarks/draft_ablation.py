@@ -1,10 +1,13 @@
-"""What each choice of the draft is worth: short trainings of equal steps on the same data, one choice changed at a time.
+"""What each choice of the draft is worth: short trainings of equal steps on the same data, one choice changed at a
+time.
 
-    python benchmarks/draft_ablation.py WORK --steps 300 --out benchmarks/results/draft_ablation.json [--rows base ce-only]
+    python -m benchmarks.draft_ablation WORK --steps 300 --out benchmarks/results/draft_ablation.json [--rows base
+    ce-only]
 
-WORK is a finished ``train-draft`` work folder (its shards and held-out answers are used). The measure is teacher-forced on
-held-out answers at temperature 1: expected accepted length 1 + Σ Π overlap, whose noise is far below real decoding's; the
-greedy column is the same with "the argmaxes agree". Short runs rank choices, they do not say where a long run ends.
+WORK is a finished ``train-draft`` work folder (its shards and held-out answers are used). The measure is
+teacher-forced on
+held-out answers at temperature 1: expected accepted length 1 + Σ Π overlap, whose noise is far below real decoding's;
+the greedy column is the same with "the argmaxes agree". Short runs rank choices, they do not say where a long run ends.
 """
 
 from __future__ import annotations
@@ -31,19 +34,22 @@ class Row:
 
 
 ROWS = {
-    "base": Row({}, "one layer, vanilla head, 8192 proposable tokens, 0.1 CE + 0.9 TV"),
+    "base": Row({}, "one layer, vanilla head, 8192 proposable tokens, 0.1 CE + 0.9 TV, confidence detached"),
     "no-head": Row({"rank": 0, "confidence": "hidden"}, "sequential head off (DFlash's block, with the TV loss)"),
     "ce-only": Row({"ce": 1.0, "tv": 0.0}, "cross-entropy alone, with the head"),
     "no-head-ce-only": Row({"rank": 0, "confidence": "hidden", "ce": 1.0, "tv": 0.0}, "DFlash as published: neither"),
-    "tv-only": Row({"ce": 0.0, "tv": 1.0}, "total variation alone"),
+    "2-layers": Row({"layers": 2}, "two layers"),
     "gated": Row({"head": "gated"}, "gated head"),
     "rnn": Row({"head": "rnn"}, "rnn head"),
-    "2-layers": Row({"layers": 2}, "two layers"),
+    "confidence-trains-backbone": Row(
+        {"confidence_reaches_backbone": True}, "both confidence heads train the backbone too"
+    ),
+    "tv-only": Row({"ce": 0.0, "tv": 1.0}, "total variation alone"),
     "3-layers": Row({"layers": 3}, "three layers"),
+    "random-start": Row({"init_from_target": False}, "not started from the target's layers"),
+    "raw-features": Row({"normalize_features": False}, "features as DeepSpec takes them"),
     "full-vocabulary": Row({"draft_vocab": 0}, "all tokens proposable"),
     "4k-vocabulary": Row({"draft_vocab": 4096}, "half the support"),
-    "raw-features": Row({"normalize_features": False}, "features as DeepSpec takes them"),
-    "random-start": Row({"init_from_target": False}, "not started from the target's layers"),
 }
 
 
@@ -88,8 +94,8 @@ def table(results: list[dict]) -> str:
         overlap = " ".join(f"{x:.2f}" for x in r["overlap"])
         rate = r["anchors"] / r["cpu_seconds"]
         lines.append(
-            f"| {r['row']}: {r['question']} | {r['length_T1']:.3f} | {delta[0]} | {r['length_greedy']:.3f} | {delta[1]} | "
-            f"{overlap} | {rate:.0f} | {r['parameters'] / 1e6:.1f} M |"
+            f"| {r['row']}: {r['question']} | {r['length_T1']:.3f} | {delta[0]} | {r['length_greedy']:.3f} | "
+            f"{delta[1]} | {overlap} | {rate:.0f} | {r['parameters'] / 1e6:.1f} M |"
         )
     return "\n".join(lines) + "\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,30 +13,28 @@ Opt = typer.Option
 
 def train_draft(
     out: Annotated[Path, Opt(help="Folder of the finished draft.")],
-    target: Annotated[Optional[Path], Opt(help="Target model's folder; without it, the demo target.")] = None,  # noqa: UP045
-    work: Annotated[Optional[Path], Opt(help="Work folder (resumable); default: OUT.work.")] = None,  # noqa: UP045
-    settings: Annotated[
-        Optional[Path], Opt(help="A settings.json of an earlier run; options below override it.")
-    ] = None,  # noqa: UP045
+    target: Annotated[Path | None, Opt(help="Target model's folder; without it, the demo target.")] = None,
+    work: Annotated[Path | None, Opt(help="Work folder (resumable); default: OUT.work.")] = None,
+    settings: Annotated[Path | None, Opt(help="A settings.json of an earlier run; options below override it.")] = None,
     option: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         Opt("--set", "-s", help="NAME=VALUE, any setting of sglang_dspark/training/settings.py; repeatable."),
     ] = None,
-    prompts: Annotated[Optional[Path], Opt(help="JSONL of prompts; without it, prompts from packages.")] = None,  # noqa: UP045
-    minutes: Annotated[Optional[float], Opt(help="Training minutes at most.")] = None,  # noqa: UP045
-    steps: Annotated[Optional[int], Opt(help="Training steps at most.")] = None,  # noqa: UP045
-    gamma: Annotated[Optional[int], Opt(help="Drafted tokens a block.")] = None,  # noqa: UP045
-    layers: Annotated[Optional[int], Opt(help="Draft layers.")] = None,  # noqa: UP045
-    feature_layers: Annotated[Optional[str], Opt(help="Target layers whose outputs are read, as 2,14,27.")] = None,  # noqa: UP045
-    head: Annotated[Optional[str], Opt(help="Sequential head: vanilla, gated or rnn.")] = None,  # noqa: UP045
-    rank: Annotated[Optional[int], Opt(help="Rank of the head; 0 trains a DFlash draft.")] = None,  # noqa: UP045
-    confidence: Annotated[Optional[str], Opt(help="Confidence reads: markov, hidden, both, or none.")] = None,  # noqa: UP045
-    draft_vocab: Annotated[Optional[int], Opt(help="Proposable tokens; 0 means all.")] = None,  # noqa: UP045
-    shape: Annotated[Optional[str], Opt(help="Block shape: target or qwen3.")] = None,  # noqa: UP045
-    workers: Annotated[Optional[int], Opt(help="Processes; default: one a core on a CPU, one on a GPU.")] = None,  # noqa: UP045
-    device: Annotated[Optional[str], Opt(help="cpu or cuda; default: cuda where there is one.")] = None,  # noqa: UP045
-    dtype: Annotated[Optional[str], Opt(help="bfloat16 or float32.")] = None,  # noqa: UP045
-    seed: Annotated[Optional[int], Opt(help="Of everything random.")] = None,  # noqa: UP045
+    prompts: Annotated[Path | None, Opt(help="JSONL of prompts; without it, prompts from packages.")] = None,
+    minutes: Annotated[float | None, Opt(help="Training minutes at most.")] = None,
+    steps: Annotated[int | None, Opt(help="Training steps at most.")] = None,
+    gamma: Annotated[int | None, Opt(help="Drafted tokens a block.")] = None,
+    layers: Annotated[int | None, Opt(help="Draft layers.")] = None,
+    feature_layers: Annotated[str | None, Opt(help="Target layers whose outputs are read, as 2,14,27.")] = None,
+    head: Annotated[str | None, Opt(help="Sequential head: vanilla, gated or rnn.")] = None,
+    rank: Annotated[int | None, Opt(help="Rank of the head; 0 trains a DFlash draft.")] = None,
+    confidence: Annotated[str | None, Opt(help="Confidence reads: markov, hidden, both, or none.")] = None,
+    draft_vocab: Annotated[int | None, Opt(help="Proposable tokens; 0 means all.")] = None,
+    shape: Annotated[str | None, Opt(help="Block shape: target or qwen3.")] = None,
+    workers: Annotated[int | None, Opt(help="Processes; default: one a core on a CPU, one on a GPU.")] = None,
+    device: Annotated[str | None, Opt(help="cpu or cuda; default: cuda where there is one.")] = None,
+    dtype: Annotated[str | None, Opt(help="bfloat16 or float32.")] = None,
+    seed: Annotated[int | None, Opt(help="Of everything random.")] = None,
     dry_run: Annotated[bool, Opt(help="Say sizes, memory and time, and stop.")] = False,
 ) -> None:
     """Train a DSpark draft for a target; run the same command again to continue after an interruption."""

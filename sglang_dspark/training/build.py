@@ -65,7 +65,9 @@ def draft_settings(settings: TrainSettings, target: Target, feature_layers: tupl
 
 
 def new_draft(settings: TrainSettings, target: Target, feature_layers: tuple[int, ...]) -> DSparkDraft:
-    """A float32 draft ready to train; ``draft_token_ids`` is to be set by the caller where the vocabulary is restricted."""
+    """A float32 draft ready to train; ``draft_token_ids`` is to be set by the caller where the vocabulary is
+    restricted.
+    """
     torch.manual_seed(settings.seed)
     config = DraftConfig.from_dict(draft_settings(settings, target, feature_layers))
     draft = DSparkDraft(config, target.embedding, target.lm_head)
@@ -90,7 +92,8 @@ def _initialise(draft: DSparkDraft) -> None:
 
 
 def _start_from_target(draft: DSparkDraft, target: Target) -> None:
-    """Begin as the target's layers that follow the last captured one: then the context's keys and values are already right.
+    """Begin as the target's layers that follow the last captured one: then the context's keys and values are already
+    right.
 
     The fusion passes the last captured layer through, ``hidden_norm`` is that layer's successor's input norm, and with
     features normalised this equals what the successor itself would compute for the context.
@@ -115,8 +118,9 @@ def _start_from_target(draft: DSparkDraft, target: Target) -> None:
 def continue_from(draft: DSparkDraft, folder: str) -> None:
     """Take a finished draft's weights where they fit: a second run then starts where the first ended.
 
-    Rows of W2 follow their token ids if the two vocabularies differ. Layers that the finished draft lacks keep their own
-    weights but add nothing at first (their output projections start at zero), so the start is as good as what it continues.
+    Rows of W2 follow their token ids if the two vocabularies differ. Layers that the finished draft lacks keep their
+    own weights but add nothing at first (their output projections start at zero), so the start is as good as what it
+    continues.
     """
     old_config = DraftConfig.load(folder)
     state: dict[str, torch.Tensor] = {}

@@ -37,7 +37,8 @@ class Batch:
 
 
 def make_batch(examples: Sequence[Example], anchors: int, gamma: int, rng: random.Random) -> Batch:
-    """Draw up to ``anchors`` distinct anchors of every sequence (from its first answer token on) and gather their blocks.
+    """Draw up to ``anchors`` distinct anchors of every sequence (from its first answer token on) and gather their
+    blocks.
 
     A sequence with fewer gives blocks that are invalid throughout, so shapes stay rectangular.
     """
@@ -89,7 +90,8 @@ def stream(folder: Path, worker: int, workers: int, seed: int, mixed: int = 4) -
 
 def frequent_tokens(folder: Path, vocab_size: int, size: int, always: Sequence[int]) -> torch.Tensor:
     """The ``size`` most frequent ids of the answers, sorted, with ``always`` among them -> [size] int64."""
-    # Ids that no answer has used yet rank by their own order: byte-pair merges are learnt from the frequent to the rare.
+    # Ids that no answer has used yet rank by their own order: byte-pair merges are learnt from the frequent to the
+    # rare.
     counts = 1e-3 * (1 - torch.arange(vocab_size) / vocab_size)
     for path in sorted(folder.glob("*.safetensors")):
         for e in read_shard(path):

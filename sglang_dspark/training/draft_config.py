@@ -10,10 +10,21 @@ from pathlib import Path
 ARCHITECTURES = {"Qwen3DSparkModel": True, "LlamaDSparkModel": False}  # name -> has q/k norms
 HEADS = ("vanilla", "gated", "rnn")
 # Keys of every transformers config that say nothing about a draft.
-TRANSFORMERS_NOISE = (
-    "_name_or_path transformers_version quantization_config auto_map output_hidden_states output_attentions return_dict "
-    "id2label label2id problem_type chunk_size_feed_forward is_encoder_decoder use_cache"
-).split()
+TRANSFORMERS_NOISE = [
+    "_name_or_path",
+    "transformers_version",
+    "quantization_config",
+    "auto_map",
+    "output_hidden_states",
+    "output_attentions",
+    "return_dict",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "chunk_size_feed_forward",
+    "is_encoder_decoder",
+    "use_cache",
+]
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,9 @@ class DraftConfig:
 
 
 def make_config(target: dict, **draft) -> dict:
-    """config.json of a new draft: a copy of the target's settings with the draft's keys over them (flat, DeepSpec's way)."""
+    """config.json of a new draft: a copy of the target's settings with the draft's keys over them (flat, DeepSpec's
+    way).
+    """
     raw = copy.deepcopy(target)
     for key in TRANSFORMERS_NOISE:
         raw.pop(key, None)

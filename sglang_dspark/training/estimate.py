@@ -1,4 +1,6 @@
-"""What a run will take, before it starts: sizes from shapes, times from rates measured on 2 EPYC cores (stated as such)."""
+"""What a run will take, before it starts: sizes from shapes, times from rates measured on 2 EPYC cores (stated as
+such).
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,11 @@ class Estimate:
             f"draft: {self.draft_parameters / 1e6:.1f} M parameters, {self.draft_bytes / 1e6:.1f} MB",
             f"features on disk: at most {self.feature_bytes / gib:.2f} GiB",
             f"memory: about {self.memory_bytes / gib:.1f} GiB",
-            f"answers: about {self.answer_seconds / 60:.0f} min, training: at most {self.train_seconds / 60:.0f} min, "
-            f"calibration and evaluation: about {self.evaluation_seconds / 60:.0f} min (idle machine)",
+            (
+                f"answers: about {self.answer_seconds / 60:.0f} min, training: at most "
+                f"{self.train_seconds / 60:.0f} min, calibration and evaluation: "
+                f"about {self.evaluation_seconds / 60:.0f} min (idle machine)"
+            ),
         ]
 
 
@@ -67,12 +72,12 @@ def check_resources(needed: Estimate, work: Path) -> None:
     free = shutil.disk_usage(work).free
     if needed.feature_bytes + 10 * needed.draft_bytes > free:
         raise ValueError(
-            f"{work} has {free / 1e9:.1f} GB free; this run may write {needed.feature_bytes / 1e9:.1f} GB of features: lower "
-            "--answers, --max-new or --text-tokens, or give another --work folder"
+            f"{work} has {free / 1e9:.1f} GB free; this run may write {needed.feature_bytes / 1e9:.1f} GB of features: "
+            "lower --answers, --max-new or --text-tokens, or give another --work folder"
         )
     memory = psutil.virtual_memory().available
     if needed.memory_bytes > memory:
         raise ValueError(
-            f"this run needs about {needed.memory_bytes / 1e9:.1f} GB of memory, {memory / 1e9:.1f} GB are available: lower "
-            "--workers, --generation-batch or --shard-tokens"
+            f"this run needs about {needed.memory_bytes / 1e9:.1f} GB of memory, {memory / 1e9:.1f} GB are available: "
+            "lower --workers, --generation-batch or --shard-tokens"
         )

@@ -38,7 +38,8 @@ def acceptance_table(rounds: Rounds) -> dict[str, Acceptance]:
         survival = 1 + np.cumprod([o[r, k].mean() if r.any() else 0.0 for k, r in enumerate(reached)]).sum()
         table[name] = Acceptance(float(1 + a.mean()), float(survival), conditional, int(chosen.sum()))
     if len(table) > 2:
-        # Classes in equal parts: easy classes give fewer rounds a token, so a mean over rounds would lean to the hard ones.
+        # Classes in equal parts: easy classes give fewer rounds a token, so a mean over rounds would lean to the hard
+        # ones.
         classes = [v for name, v in table.items() if name != "all"]
         mean = tuple(float(x) for x in np.nanmean([c.conditional for c in classes], 0))
         table["macro"] = Acceptance(
@@ -52,7 +53,9 @@ def acceptance_table(rounds: Rounds) -> dict[str, Acceptance]:
 
 @dataclass(frozen=True)
 class ConfidenceQuality:
-    """Per position, over the rounds that reached it: area under the ROC curve and expected calibration error, raw and after STS."""
+    """Per position, over the rounds that reached it: area under the ROC curve and expected calibration error, raw
+    and after STS.
+    """
 
     auc: tuple[float, ...]
     ece: tuple[float, ...]

@@ -28,7 +28,9 @@ def export_draft(draft: DSparkDraft, folder: Path, dtype: torch.dtype = torch.bf
 
 
 def link_tokenizer(folder: Path, target: Path) -> None:
-    """Make the target's tokenizer files reachable from ``folder``: symbolic links, or copies where links are refused."""
+    """Make the target's tokenizer files reachable from ``folder``: symbolic links, or copies where links are
+    refused.
+    """
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
         source, link = Path(target) / name, folder / name
         if not source.exists() or link.exists():

@@ -18,7 +18,9 @@ from sglang_dspark.training.target import SlotView, Target, sample
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to answer: token ids, the temperature, its class (index into KINDS) and its index in the prompt list."""
+    """One prompt to answer: token ids, the temperature, its class (index into KINDS) and its index in the prompt
+    list.
+    """
 
     ids: tuple[int, ...]
     temperature: float
@@ -54,7 +56,9 @@ class Generator:
         self.generated = 0
 
     def run(self, requests: Sequence[Request], until: float | None = None, report: Callable[[int], None] | None = None):
-        """Answer ``requests``; stop taking new ones at ``until`` (time.monotonic seconds). Returns the answered tokens."""
+        """Answer ``requests``; stop taking new ones at ``until`` (time.monotonic seconds). Returns the answered
+        tokens.
+        """
         queue = deque(requests)
         for request in queue:
             if len(request.ids) > self.max_prompt:
@@ -134,7 +138,9 @@ class Generator:
             self.sink(Example(tokens, len(request.ids), features, final, totals, request.kind, request.index))
 
     def _shrink(self) -> None:
-        """With no more prompts waiting, half-empty batches are packed so that the last answers do not cost full steps."""
+        """With no more prompts waiting, half-empty batches are packed so that the last answers do not cost full
+        steps.
+        """
         active = [row for row, request in enumerate(self.requests) if request is not None]
         if not active or len(active) > len(self.requests) // 2:
             return

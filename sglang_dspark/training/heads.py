@@ -10,7 +10,9 @@ from sglang_dspark.training.draft_config import DraftConfig
 
 
 class VanillaMarkov(nn.Module):
-    """B_k = W2 · W1[x_{k-1}]: ``markov_w1.weight`` [V, r] over target ids, ``markov_w2.weight`` [Vd, r] over proposable ones."""
+    """B_k = W2 · W1[x_{k-1}]: ``markov_w1.weight`` [V, r] over target ids, ``markov_w2.weight`` [Vd, r] over
+    proposable ones.
+    """
 
     def __init__(self, config: DraftConfig):
         super().__init__()
@@ -22,7 +24,9 @@ class VanillaMarkov(nn.Module):
         return self.markov_w1(previous)
 
     def latent(self, previous, hidden, state=None):
-        """What W2 multiplies, and the next state: previous [...] target ids, hidden [..., d] -> [..., r], state or None."""
+        """What W2 multiplies, and the next state: previous [...] target ids, hidden [..., d] -> [..., r], state or
+        None.
+        """
         return self.embed(previous), None
 
     def bias(self, previous, hidden, state=None):

@@ -1,7 +1,8 @@
 """The training loss (paper Eq. 8-12) with its gradient written out, so that full logits are never kept.
 
 Per drafted slot: ce·(-log p_d(x*)) + tv·‖p_d - p_t‖₁ + BCE(c, 1 - ½‖p_d - p_t‖₁), each a weighted mean with weights
-exp(-(k-1)/decay) over valid slots. Rows are processed in chunks; the logits' gradient is formed and multiplied back at once.
+exp(-(k-1)/decay) over valid slots. Rows are processed in chunks; the logits' gradient is formed and multiplied back at
+once.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class LossWeights:
-    """Factors of the cross-entropy and of the total-variation term."""
+    """Factors of the cross-entropy and of the total-variation term; ``measure`` asks for the argmaxes too (costs 3
+    %).
+    """
 
     ce: float
     tv: float
+    measure: bool = False
 
 
 class DistributionLoss(torch.autograd.Function):
     """CE and TV of N slots, and each slot's overlap with the target.
 
-    Inputs: hidden [N, d], latents [N, r] or None, lm_head [Vd, d] (frozen), w2 [Vd, r] or None; final [N, d] the target's
+    Inputs: hidden [N, d], latents [N, r] or None, lm_head [Vd, d] (frozen), w2 [Vd, r] or None; final [N, d] the
+    target's
     hidden states, log_totals [N] float32 of its logits over its whole vocabulary; labels [N] int64 into the draft's
     vocabulary (-1: not proposable, no CE); weights [N] float32, already divided by their sum; factors.
     Outputs: the scalar loss, overlap [N] = Σ min(p_d, p_t) (not differentiated), and whether the argmaxes agree [N].
@@ -83,7 +88,7 @@ def _chunk(logits, target_logits, log_totals, labels, weights, factors: LossWeig
     """Loss, overlap and d loss / d logits of a few rows. The target's mass outside the support counts as distance."""
     known = labels >= 0
     safe = labels.clamp_min(0)[:, None]
-    agree = logits.argmax(-1) == target_logits.argmax(-1)
+    agree = logits.argmax(-1) == target_logits.argmax(-1) if factors.measure else torch.zeros_like(known)
     log_normaliser = logits.logsumexp(-1)
     log_label = logits.gather(1, safe)[:, 0] - log_normaliser
     p = logits.sub_(log_normaliser[:, None]).exp_()

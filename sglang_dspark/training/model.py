@@ -32,7 +32,9 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries of a block over [context before its anchor; the block itself], both through the same projections (Eq. 3)."""
+    """Queries of a block over [context before its anchor; the block itself], both through the same projections (Eq.
+    3).
+    """
 
     def __init__(self, config: DraftConfig):
         super().__init__()
@@ -137,7 +139,9 @@ class DSparkDraft(nn.Module):
         return self.draft_token_ids[index] if self.config.restricted else index
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Context of every draft layer (Eq. 2): the target's features [..., m·d], layers in config order -> [..., d]."""
+        """Context of every draft layer (Eq. 2): the target's features [..., m·d], layers in config order -> [...,
+        d].
+        """
         c = self.config
         if features.shape[-1] != self.fc.in_features:
             raise ValueError(f"features of {features.shape[-1]} numbers a token; the draft reads {self.fc.in_features}")

@@ -19,28 +19,34 @@ def _lines(s: TrainSettings, c: DraftConfig, tables: dict) -> list[str]:
     lines = [
         f"# DSpark draft for {target}",
         "",
-        f"Proposes {c.gamma} tokens a step for `{target}` under `sglang-dspark serve`. It shares the target's embedding and "
-        "lm_head, and is of no use without that target. Made by `sglang-dspark train-draft`.",
+        (
+            f"Proposes {c.gamma} tokens a step for `{target}` under `sglang-dspark serve`. It shares the target's "
+            "embedding and lm_head, and is of no use without that target. Made by `sglang-dspark train-draft`."
+        ),
         "",
         "## Make",
         "",
         "| | |",
         "|---|---|",
-        f"| block | {c.architecture}, {c.layers} layer(s), features: outputs of target layers {list(c.feature_layers)} |",
+        f"| block | {c.architecture}, {c.layers} layer(s), features: target layers {list(c.feature_layers)} |",
         f"| sequential head | {c.head_type}, rank {c.rank} |",
         f"| confidence | {s.confidence} |",
         f"| proposable tokens | {c.draft_vocab_size} of {c.vocab_size} |",
         f"| mask token | {c.mask_token_id} (never part of an answer) |",
         f"| loss | {s.ce:g} CE + {s.tv:g} TV + confidence BCE, position decay {s.decay:g} |",
         f"| training | {training['minutes']:g} min, {training['step']} steps, {training['anchors']} anchors |",
-        f"| data | {s.prompts or 'prompts from packages (sglang_dspark/training/sources.py)'}; the target's own answers at "
-        f"temperature {s.temperature:g}, {s.greedy_share:.0%} of them greedy; {s.text_tokens} tokens of packaged text |",
+        (
+            f"| data | {s.prompts or 'prompts from packages (sglang_dspark/training/sources.py)'}; the target's own "
+            f"answers at temperature {s.temperature:g}, {s.greedy_share:.0%} of them greedy; {s.text_tokens} tokens packaged |"
+        ),
         f"| machine, date | {tables['machine']}, {tables['date']} |",
         "",
         "## Measured: real rejection sampling on held-out prompts",
         "",
-        "Accepted length counts the bonus token. Conditional acceptance at position k is over the rounds that accepted all "
-        "before k. `macro` weighs the classes equally, `all` the rounds.",
+        (
+            "Accepted length counts the bonus token. Conditional acceptance at position k is over the rounds that "
+            "accepted all before k. `macro` weighs the classes equally, `all` the rounds."
+        ),
         "",
     ]
     for name, table in tables["acceptance"].items():

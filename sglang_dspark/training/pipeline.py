@@ -70,7 +70,9 @@ class Pipeline:
         self.settings.save(path)
 
     def make_prompts(self) -> None:
-        """``prompts.jsonl`` to train on, ``held/prompts.jsonl`` for calibration and evaluation: disjoint by their text."""
+        """``prompts.jsonl`` to train on, ``held/prompts.jsonl`` for calibration and evaluation: disjoint by their
+        text.
+        """
         s, path, held_folder = self.settings, self.work / "prompts.jsonl", self.work / "held"
         if path.exists():
             return
@@ -90,7 +92,9 @@ class Pipeline:
         save_prompts(mix(train, s.answers, s.seed, s.greedy_share), path)
 
     def answer(self) -> None:
-        """The target's answers and their features, packaged texts, and a held-out part for the training's own measure."""
+        """The target's answers and their features, packaged texts, and a held-out part for the training's own
+        measure.
+        """
         s, held = self.settings, self.work / "held"
         shards = sorted((self.work / "shards").glob("*.safetensors"))
         check_shards(shards, shard_metadata(s, self.layers))
@@ -144,7 +148,9 @@ class Pipeline:
         return scalings
 
     def evaluate(self, scalings: dict) -> dict:
-        """Real speculative decoding on held-out prompts at T = 1 and T = 0; writes the finished folder with its card."""
+        """Real speculative decoding on held-out prompts at T = 1 and T = 0; writes the finished folder with its
+        card.
+        """
         tables: dict = {"acceptance": {}, "confidence": {}}
         for temperature in (1.0, 0.0):
             rounds = self._speculate(temperature, self._held()[1], seed=12)
@@ -175,11 +181,15 @@ class Pipeline:
 
 def _in_processes(stage: str, settings: TrainSettings, layers: tuple[int, ...], work: Path, count: int) -> None:
     """Run a stage in ``count`` spawned processes under one progress bar; a failing one stops the run with its error."""
+    if count == 1:  # nothing to share: saves starting a process
+        with _progress(stage, _total(stage, settings, 1)) as show:
+            _worker(stage, settings, layers, work, 0, 1, show, "")
+        return
     context = multiprocessing.get_context("spawn")
     counters = [context.Value("d", 0.0) for _ in range(count)]
     with tempfile.TemporaryDirectory() as meeting:
         processes = [
-            context.Process(target=_worker, args=(stage, settings, layers, work, i, count, counters[i], meeting))
+            context.Process(target=_spawned, args=(stage, settings, layers, work, i, count, counters[i], meeting))
             for i in range(count)
         ]
         for process in processes:
@@ -209,10 +219,14 @@ def _total(stage: str, settings: TrainSettings, count: int) -> float:
     return float(settings.text_tokens if stage == "texts" else settings.answers * settings.max_new)
 
 
-def _worker(stage, settings, layers, work, worker, workers, counter, meeting) -> None:
-    def report(value) -> None:
+def _spawned(stage, settings, layers, work, worker, workers, counter, meeting) -> None:
+    def report(value: float) -> None:
         counter.value = float(value)
 
+    _worker(stage, settings, layers, work, worker, workers, report, meeting)
+
+
+def _worker(stage, settings, layers, work, worker: int, workers: int, report: Callable[[float], None], meeting) -> None:
     if stage == "answers":
         answer_worker(settings, layers, work, worker, workers, report)
     elif stage == "texts":

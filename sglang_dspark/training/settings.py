@@ -17,8 +17,8 @@ class TrainSettings(BaseModel):
     Machine: ``workers`` processes of ``threads`` threads each (a GPU wants one).
     Data: ``prompts`` is a JSONL path or None for the package sources; ``answers`` prompts are answered with at most
     ``max_new`` tokens; ``text_tokens`` tokens of packaged text are captured without generation.
-    Draft: ``gamma`` drafted tokens, ``layers``, ``feature_layers`` (outputs of target layers), ``head`` of rank ``rank``
-    (0: none), ``confidence`` inputs, ``draft_vocab`` proposable tokens (0: all), ``shape`` of the block;
+    Draft: ``gamma`` drafted tokens, ``layers``, ``feature_layers`` (outputs of target layers), ``head`` of rank
+    ``rank`` (0: none), ``confidence`` inputs, ``draft_vocab`` proposable tokens (0: all), ``shape`` of the block;
     ``start_from`` a finished draft's folder whose weights are taken where they fit.
     Training: stops at ``steps`` or ``minutes``, whichever comes first. Loss: ce·CE + tv·TV + BCE of the confidence.
     """
@@ -66,6 +66,7 @@ class TrainSettings(BaseModel):
     ce: float = Field(0.1, ge=0)
     tv: float = Field(0.9, ge=0)
     decay: float = Field(4.0, gt=0)
+    confidence_reaches_backbone: bool = True
     checkpoint_minutes: float = Field(4.0, gt=0)
 
     held_prompts: int = Field(120, ge=2)

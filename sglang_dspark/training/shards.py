@@ -1,7 +1,8 @@
 """Sequences with their target features on disk: one safetensors file per shard, written aside and renamed.
 
 A shard holds ``tokens`` [N] int32, ``lengths``, ``prompt_lengths``, ``prompt_index`` [s] int64, ``kind`` [s] uint8 (the
-prompt's class), ``log_totals`` [N] float32, ``features`` [N, m, d] and ``final`` [N, d] bfloat16. Row i of the features belongs to token i; the last
+prompt's class), ``log_totals`` [N] float32, ``features`` [N, m, d] and ``final`` [N, d] bfloat16. Row i of the
+features belongs to token i; the last
 token of a sequence was never fed to the target, so its row is zero and is never used.
 """
 
@@ -24,8 +25,8 @@ KINDS = ("chat", "code", "math", "tool", "prose", "text")
 class Example:
     """One sequence. ``tokens`` [n] int32, ``features`` [n, m, d], ``final`` [n, d]; answers start at ``prompt_length``.
 
-    ``log_totals`` [n] float32: log Σ exp of the target's logits over its whole vocabulary after token i, for the answer's
-    positions (i ≥ prompt_length - 1), so that a restricted support still sees the mass outside it.
+    ``log_totals`` [n] float32: log Σ exp of the target's logits over its whole vocabulary after token i, for the
+    answer's positions (i ≥ prompt_length - 1), so that a restricted support still sees the mass outside it.
     """
 
     tokens: torch.Tensor
@@ -83,7 +84,7 @@ class ShardWriter:
 def read_shard(path: Path) -> list[Example]:
     """The examples of one shard (memory-mapped until touched)."""
     with safe_open(path, "pt") as f:
-        t = {key: f.get_tensor(key) for key in f.keys()}
+        t = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118 - it has keys(), but cannot be iterated
     examples, start = [], 0
     for i, n in enumerate(t["lengths"].tolist()):
         rows = slice(start, start + n)

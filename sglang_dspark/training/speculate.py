@@ -149,8 +149,8 @@ class Speculator:
 def judge(p, q, tokens, draft: DSparkDraft, random: torch.Generator | None = None):
     """Token-wise rejection sampling: p [b, γ+1, V], q [b, γ, Vd] float32 laws, tokens [b, γ] drafted target ids.
 
-    Returns accepted [b] int64, the bonus token [b] (residual where rejected, target's law where all passed), and the overlap
-    Σ min(p, q) [b, γ].
+    Returns accepted [b] int64, the bonus token [b] (residual where rejected, target's law where all passed), and the
+    overlap Σ min(p, q) [b, γ].
     """
     b, gamma, _ = q.shape
     support = draft.token_ids(torch.arange(q.shape[-1], device=q.device))

@@ -1,6 +1,7 @@
 """The frozen target as the trainer sees it: a batch of slots with their own keys and values, and captured features.
 
-transformers' models run unchanged; only their attention is ours (registered under a name), so that decoding, verifying a
+transformers' models run unchanged; only their attention is ours (registered under a name), so that decoding, verifying
+a
 block and prefilling write into preallocated slots and cost one batched product per layer. On CPUs this is several times
 faster than a growing cache with masks.
 """
@@ -60,7 +61,9 @@ def _resized(buffer: torch.Tensor, width: int) -> torch.Tensor:
 
 @dataclass
 class SlotView:
-    """Where one forward reads and writes. ``rows`` [b] int64 or None for all; ``positions`` [b, n]; ``mask`` additive."""
+    """Where one forward reads and writes. ``rows`` [b] int64 or None for all; ``positions`` [b, n]; ``mask``
+    additive.
+    """
 
     cache: SlotCache
     rows: torch.Tensor | None
@@ -108,8 +111,8 @@ def check_feature_layers(layers: Sequence[int], target_layers: int) -> None:
     for layer in layers:
         if not 0 <= layer < target_layers - 1:
             raise ValueError(
-                f"feature layer {layer} is out of range: the target has layers 0..{target_layers - 1}, and the last one "
-                "cannot be used (its output is the final hidden state already)"
+                f"feature layer {layer} is out of range: the target has layers 0..{target_layers - 1}, and the last "
+                "one cannot be used (its output is the final hidden state already)"
             )
 
 
@@ -174,7 +177,9 @@ class Target:
 
     @torch.inference_mode()
     def forward(self, ids: torch.Tensor, slots: SlotView | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """One pass over ``ids`` [b, n] int64 -> (features [b, n, m, d], final hidden state after the last norm [b, n, d])."""
+        """One pass over ``ids`` [b, n] int64 -> (features [b, n, m, d], final hidden state after the last norm [b,
+        n, d]).
+        """
         positions = slots.positions if slots is not None else None
         final = self.model.model(input_ids=ids, position_ids=positions, use_cache=False, slots=slots).last_hidden_state
         features = torch.stack([self._captured[layer] for layer in self.layers], 2)

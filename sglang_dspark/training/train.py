@@ -1,7 +1,7 @@
 """The training loop: one process, or several that each step on their own data and average their weights by the clock.
 
-Averaging every few seconds (local SGD) instead of every step keeps slow or interrupted processes from holding up the others:
-each contributes in proportion to the steps it managed.
+Averaging every few seconds (local SGD) instead of every step keeps slow or interrupted processes from holding up the
+others: each contributes in proportion to the steps it managed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ SYNC_SECONDS = 15.0
 
 @dataclass
 class StepResult:
-    """What one pass over a batch yields: the loss (with graph), overlaps and argmax agreement [b, A, γ], valid slots."""
+    """What one pass over a batch yields: the loss (with graph), overlaps and argmax agreement [b, A, γ], valid
+    slots.
+    """
 
     loss: torch.Tensor
     overlap: torch.Tensor
@@ -68,12 +70,13 @@ def forward_loss(draft: DSparkDraft, batch: Batch, table: torch.Tensor, settings
         batch.log_totals.flatten(),
         table[batch.labels.flatten()],
         weights,
-        LossWeights(settings.ce, settings.tv),
+        LossWeights(settings.ce, settings.tv, measure=not torch.is_grad_enabled()),
     )
     confidence = {}
     for name, present in (("main", draft.confidence_head), ("hidden", draft.hidden_confidence_head)):
         if present is not None:
-            logits = draft.confidence_logits(flat, previous, name)
+            seen = flat if settings.confidence_reaches_backbone else flat.detach()
+            logits = draft.confidence_logits(seen, previous, name)
             loss = loss + confidence_loss(logits, overlap, weights)
             confidence[name] = logits.detach().view(shape)
     return StepResult(loss, overlap.view(shape), agree.view(shape), batch.valid, confidence)
@@ -187,7 +190,9 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, sequences: int = 120, anchors: int = 8) -> dict:
-        """Teacher-forced measures on ``work/held`` (never trained on): expected accepted length, overlap and agreement."""
+        """Teacher-forced measures on ``work/held`` (never trained on): expected accepted length, overlap and
+        agreement.
+        """
         paths = sorted((self.work / "held").rglob("*.safetensors"))
         examples = [e for path in paths for e in read_shard(path)][:sequences]
         if not examples:

