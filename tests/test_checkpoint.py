@@ -87,7 +87,7 @@ def test_the_last_layer_is_refused_because_its_output_is_never_handed_out(draft)
 
 @pytest.mark.parametrize(("change", "words"), [
     (lambda t: t.pop("markov_head.markov_w2.weight"), "lacks the tensors ['markov_head.markov_w2.weight']"),
-    (lambda t: t.update({"layers.0.extra.weight": t["norm.weight"]}), "has the tensors ['layers.0.extra.weight']"),
+    (lambda t: t.update({"layers.0.extra.weight": t["norm.weight"].clone()}), "has the tensors ['layers.0.extra.weight']"),
     (lambda t: t.update({"fc.weight": t["fc.weight"][:, :64].clone()}), "fc.weight has shape [64, 64]; [64, 128] would be"),
 ])
 def test_a_missing_unknown_or_misshapen_tensor_is_named(draft, change, words):
