@@ -58,12 +58,13 @@ class Server:
             self.process.wait(10)
 
 
-def start(log: Path, *arguments: str, timeout: float = 240, environment: dict[str, str] | None = None) -> Server:
+def start(log: Path, *arguments: str, timeout: float = 240, environment: dict[str, str] | None = None,
+          common: tuple[str, ...] = COMMON) -> Server:
     """Start a server and wait until it answers; `environment` is added to this process's own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("sglang-dspark")), "serve", "--port", str(port), *COMMON, *arguments]
+    command = [str(Path(sys.executable).with_name("sglang-dspark")), "serve", "--port", str(port), *common, *arguments]
     with open(log, "w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                                    env={**os.environ, **(environment or {})})
