@@ -194,9 +194,10 @@ def table(results: dict[int, list[dict]], bandwidth: float) -> str:
     for requests, rows in results.items():
         for row in rows:
             ms, floor, plain = row["seconds"] * 1e3, row["bytes"] / bandwidth * 1e3, row["plain_seconds"]
+            times = f"{ms / floor:.1f}" if floor > 0.001 else "–"  # below a microsecond the calls are all there is
             against = "| |" if plain is None else f"| {plain * 1e3:.3f} | {plain / row['seconds']:.1f} |"
             lines.append(
-                f"| {row['name']} | {requests} | {row['bytes'] / 1e6:.2f} | {ms:.3f} | {floor:.3f} | {ms / floor:.1f} {against}"
+                f"| {row['name']} | {requests} | {row['bytes'] / 1e6:.2f} | {ms:.3f} | {floor:.3f} | {times} {against}"
             )
     return "\n".join(lines)
 
