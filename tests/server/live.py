@@ -80,3 +80,13 @@ def start(log: Path, *arguments: str, timeout: float = 240, environment: dict[st
         time.sleep(0.3)
     server.stop()
     raise AssertionError(f"the server was not ready after {timeout} s: {server.tail()}")
+
+
+def plugin_path(folder: Path, name: str, source: str) -> dict[str, str]:
+    """A plugin of the engine for one test: `source` defines `register`; returns the environment that puts it on the path."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:register\n")
+    return {"PYTHONPATH": str(folder)}

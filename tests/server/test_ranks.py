@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.tiny import PROMPTS
-from tests.server.live import start
+from tests.server.live import plugin_path, start
 
 PERTURB = """
 def register():
@@ -28,16 +28,11 @@ def register():
 
 @pytest.fixture(scope="module")
 def two_ranks(pair, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plugin")
-    (folder / "perturb_ranks.py").write_text(PERTURB)
-    info = folder / "perturb_ranks-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: perturb-ranks\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nperturb = perturb_ranks:register\n")
+    environment = plugin_path(tmp_path_factory.mktemp("plugin"), "perturb_ranks", PERTURB)
     target, draft = pair
     server = start(tmp_path_factory.mktemp("logs") / "tp.log", "--model-path", str(target),
                    "--speculative-draft-model-path", str(draft), "--tp", "2", "--min-window", "1",
-                   environment={"PYTHONPATH": str(folder)})
+                   environment=environment)
     yield server
     server.stop()
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.engine.tiny import PROMPTS
-from tests.server.live import start
+from tests.server.live import plugin_path, start
 
 RANDOM_BUDGET = """
 import random
@@ -46,13 +46,7 @@ FIXED = "Numbers such as 12"
 
 @pytest.fixture(scope="module", params=["plain", "retracting"])
 def random_budgets(request, pair, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plugin")
-    (folder / "random_budget.py").write_text(RANDOM_BUDGET)
-    info = folder / "random_budget-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: random-budget\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nbudget = random_budget:register\n")
-    environment = {"PYTHONPATH": str(folder)}
+    environment = plugin_path(tmp_path_factory.mktemp("plugin"), "random_budget", RANDOM_BUDGET)
     if request.param == "retracting":
         environment |= {"SGLANG_TEST_RETRACT": "1"}
     target, draft = pair
