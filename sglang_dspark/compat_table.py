@@ -101,6 +101,9 @@ TABLE: tuple[SglangName, ...] = (
         ("sglang.srt.model_executor.forward_batch_info:ForwardMode.TARGET_VERIFY", "attribute"),
         ("sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode.FULL", "attribute"),
         ("sglang.srt.model_executor.model_runner:ModelRunner.forward", "call", ("forward_batch",)),
+        ("sglang.srt.speculative.ragged_verify:RaggedVerifyLayout.from_verify_lens", "call",
+         ("verify_lens_cpu", "device", "grid")),
+        ("sglang.srt.layers.attention.base_attn_backend:AttentionBackend.supports_ragged_verify_graph", "attribute"),
     ),
     *_rows(
         "adjust.py",

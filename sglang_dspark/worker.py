@@ -65,6 +65,7 @@ class DSparkWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         """The last thing the engine asks for before serving: now a step's cost can be measured."""
         super().init_cuda_graphs()
+        self.verifier.check_backend(self.speculation.config.verify_mode)
         self.speculation.measure(self.model_runner, self.model_runner.max_running_requests)
 
     def forward_batch_generation(
