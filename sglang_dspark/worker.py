@@ -45,7 +45,8 @@ class DSparkWorker(BaseSpecWorker):
         parallel = get_parallel()
         fingerprint = fingerprint_of(self.model_runner.model_config, self.drafter.folder, self.gamma,
                                      str(self.model_runner.device), parallel.tp_size)
-        self.speculation = Speculation(config_of(server_args), self.drafter, fingerprint, learning=parallel.tp_rank == 0)
+        self.speculation = Speculation(config_of(server_args), self.drafter, fingerprint, learning=parallel.tp_rank == 0,
+                                       check_mode=self.verifier.check_backend)
         self.meter = Meter(self.gamma)
         self.steps = 0
 
@@ -60,7 +61,8 @@ class DSparkWorker(BaseSpecWorker):
         return self.model_runner.attn_backend, self.drafter.runner.attn_backend
 
     def weight_update_runners(self) -> list:
-        return [("draft", self.drafter.runner)]
+        """None beside the target: what the engine's weight updates carry are a target's tensors, not a draft's."""
+        return []
 
     def init_cuda_graphs(self) -> None:
         """The last thing the engine asks for before serving: now a step's cost can be measured."""
