@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
 
-from dspark_scheduler import Fingerprint, FingerprintMismatch, OnlineCalibrator, SequentialTemperatureScaling
+from dspark_scheduler import Fingerprint, OnlineCalibrator, SequentialTemperatureScaling
 from dspark_scheduler.calibration import sigmoid
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("sampled", "greedy")  # temperature 0 accepts by another law, so it is calibrated apart
 
@@ -86,8 +89,8 @@ class Calibration:
                 if path.is_file():
                     calibrator.restore(path, self.fingerprint)
                     restored = True
-            except FingerprintMismatch:
-                continue  # another model's; it is overwritten when this server saves its own
+            except ValueError as error:  # another model's, or of another version: this server starts afresh
+                logger.warning("calibration is learned anew: %s", error)
         return restored
 
     def _scaled(self, logits: np.ndarray) -> np.ndarray:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
 import torch
 
-from dspark_scheduler import Fingerprint, FingerprintMismatch, Planner
+from dspark_scheduler import Fingerprint, Planner
 from dspark_scheduler.fingerprint import load_measurement, save_measurement
 from sglang_dspark.calibration import Calibration, Recorder
 from sglang_dspark.checkpoint import check_draft
@@ -38,13 +39,16 @@ class Speculation:
         drafter: of this rank; its draft decides which policies are possible.
         fingerprint: of target, draft and machine, for cost and calibration files.
         learning: whether this rank writes files (the first one does).
+        check_mode: refuses a mode that the target's attention cannot run (see `Verifier.check_backend`).
 
     Raises:
         ConfigError: a policy or mode that the draft cannot serve.
     """
 
-    def __init__(self, config: DSparkConfig, drafter: Drafter, fingerprint: Fingerprint, *, learning: bool) -> None:
+    def __init__(self, config: DSparkConfig, drafter: Drafter, fingerprint: Fingerprint, *, learning: bool,
+                 check_mode: Callable[[str], None]) -> None:
         self.drafter, self.fingerprint, self.learning = drafter, fingerprint, learning
+        self._check_mode = check_mode
         self.folder = state_folder(fingerprint)
         self.calibrations = {head: Calibration(drafter.gamma, head, config.calibration, drafter.folder, fingerprint)
                              for head in ("main", "hidden")}
@@ -60,20 +64,22 @@ class Speculation:
 
     def measure(self, runner, max_requests: int) -> None:
         """Find the step's cost: from the file that was given, the cache, or by timing forwards now."""
-        fixed = self.started.cost_model not in COST_KEYWORDS
-        path = Path(self.started.cost_model) if fixed else self.folder / "cost.json"
-        body = None
-        if path.is_file() and self.started.cost_model != "measure":
+        keyword = self.started.cost_model if self.started.cost_model in COST_KEYWORDS else None
+        if keyword is None:
+            body = load_measurement(self.started.cost_model, COST_KIND, self.fingerprint)
+            self.cost = ServerCost.from_dict(body, learn=False)
+            return
+        path = self.folder / "cost.json"
+        if keyword == "auto" and path.is_file():
             try:
-                body = load_measurement(path, COST_KIND, self.fingerprint)
-            except FingerprintMismatch:
-                if fixed:
-                    raise
-        if body is None:
-            body = measure(self.drafter, runner, self.drafter.gamma, max_requests=max_requests)
-            if self.learning:
-                save_measurement(path, COST_KIND, self.fingerprint, body)
-        self.cost = ServerCost.from_dict(body, learn=not fixed)
+                self.cost = ServerCost.from_dict(load_measurement(path, COST_KIND, self.fingerprint), learn=True)
+                return
+            except ValueError as error:
+                logger.warning("the step's cost is measured anew: %s", error)
+        body = measure(self.drafter, runner, self.drafter.gamma, max_requests=max_requests)
+        self.cost = ServerCost.from_dict(body, learn=True)
+        if self.learning:
+            save_measurement(path, COST_KIND, self.fingerprint, body)
 
     @property
     def windows(self) -> PlannedWindows | StaticWindows:
@@ -105,6 +111,7 @@ class Speculation:
         """
         config = self.config.changed(changes)
         self._check(config)
+        self._check_mode(config.verify_mode)
         self.config = config
         for policy in self._planned.values():
             self._apply_ceiling(policy.planner)

@@ -1,0 +1,113 @@
+"""What a server learned is found again, a file of another server is refused, and a damaged one costs a measurement.
+
+Bug class: a cost table or calibration of another model, machine or version that is believed (silent mis-scheduling), or
+that keeps the server from starting.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dspark_scheduler import Fingerprint, FingerprintMismatch
+from sglang_dspark import runtime
+from sglang_dspark.calibration import Calibration
+from sglang_dspark.config import ConfigError, DSparkConfig
+from sglang_dspark.runtime import COST_KIND, Speculation, checkpoint_digest
+
+GAMMA = 4
+PRINT = Fingerprint("target", "draft", GAMMA, "cpu", "float32", 1, "sglang 0.5.23")
+BODY = {"model": {"t0": 0.03, "alpha": [[1, 8], [0, 0.01]], "theta": [[1, 40], [0, 0.05]], "tiers": [], "context": 0.0,
+                  "draft": [[1, 32], [0.001, 0.004]]}, "backbone": [[1, 8], [0.002, 0.004]]}
+
+
+@pytest.fixture()
+def measured(monkeypatch, tmp_path):
+    """Counts measurements; state is kept under tmp_path."""
+    calls = []
+    monkeypatch.setattr(runtime, "measure", lambda *a, **k: calls.append(1) or BODY)
+    monkeypatch.setattr(runtime, "state_folder", lambda fingerprint: tmp_path / fingerprint.target)
+    return calls
+
+
+def speculation(tmp_path, fingerprint=PRINT, **settings):
+    config = SimpleNamespace(block_size=GAMMA, enable_confidence_head=True, has_hidden_confidence=True)
+    drafter = SimpleNamespace(gamma=GAMMA, folder=tmp_path, config=config, runner=SimpleNamespace(device="cpu"))
+    made = Speculation(DSparkConfig(**settings), drafter, fingerprint, learning=True, check_mode=lambda mode: None)
+    made.measure(None, 8)
+    return made
+
+
+def test_a_second_start_finds_the_cost_of_the_first(measured, tmp_path):
+    first, second = speculation(tmp_path), speculation(tmp_path)
+    assert measured == [1]
+    assert second.cost.step_seconds(4, 10) == pytest.approx(first.cost.step_seconds(4, 10))
+
+
+def test_measure_measures_although_a_file_fits(measured, tmp_path):
+    speculation(tmp_path)
+    speculation(tmp_path, cost_model="measure")
+    assert measured == [1, 1]
+
+
+@pytest.mark.parametrize("damage", ["not json", '{"kind": "server-cost"}', None])
+def test_a_damaged_cache_costs_a_measurement_and_not_the_start(measured, tmp_path, damage):
+    speculation(tmp_path)
+    path = tmp_path / "target" / "cost.json"
+    if damage is None:
+        body = json.loads(path.read_text())
+        body["body"]["surprise"] = 1
+        damage = json.dumps(body)
+    path.write_text(damage)
+    assert speculation(tmp_path).cost is not None and measured == [1, 1]
+
+
+def test_a_cost_file_of_another_server_is_refused_and_names_what_differs(measured, tmp_path):
+    from dspark_scheduler.fingerprint import save_measurement
+
+    path = tmp_path / "other.json"
+    save_measurement(path, COST_KIND, Fingerprint("target", "draft", 7, "cpu", "bfloat16", 1, "sglang 0.5.23"), BODY)
+    with pytest.raises(FingerprintMismatch, match="gamma 7 instead of 4, dtype 'bfloat16' instead of 'float32'"):
+        speculation(tmp_path, cost_model=str(path))
+
+
+def test_what_calibration_learned_is_found_again_by_the_same_server_only(measured, tmp_path):
+    first = speculation(tmp_path)
+    chance = np.random.default_rng(0)
+    logits = chance.normal(size=(64, GAMMA))
+    for _ in range(40):  # accepted less often than the head says
+        first.calibration.observe(logits, np.zeros(64, bool), np.full((64, GAMMA), 0.2), np.ones((64, GAMMA), bool))
+    first.save()
+    sure = first.calibration.conditional(logits, np.zeros(64, bool)).mean()
+    again = speculation(tmp_path).calibration.conditional(logits, np.zeros(64, bool)).mean()
+    other = Calibration(GAMMA, "hidden", "online", tmp_path, Fingerprint("x", "y", GAMMA, "cpu", "float32", 1, "s"))
+    assert sure == pytest.approx(0.2, abs=0.05) and again == pytest.approx(sure, abs=0.02)
+    assert not other.restore(tmp_path / "target")
+    assert other.conditional(logits, np.zeros(64, bool)).mean() > 0.4
+
+
+def test_switching_drops_what_the_new_mode_never_reads_and_refusals_change_nothing(measured, tmp_path):
+    running = speculation(tmp_path, window_policy="causal", min_window=1)
+    assert running.switch({"verify_mode": "static", "max_window": 2}).window_policy is None
+    assert running.bounds.high == 2
+    with pytest.raises(ConfigError, match="block_size is 4"):
+        running.switch({"max_window": 9})
+    assert running.config.max_window == 2
+    assert running.switch({"verify_mode": "off"}).verify_mode == "off" and running.bounds.high == 0
+
+
+def test_a_checkpoints_digest_moves_with_its_weights_and_its_config(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(300_000))
+    digests = [checkpoint_digest(tmp_path)]
+    for at in (0, 299_999):
+        content = bytearray(300_000)
+        content[at] = 1
+        (tmp_path / "model.safetensors").write_bytes(content)
+        digests.append(checkpoint_digest(tmp_path))
+    (tmp_path / "config.json").write_text('{"block_size": 7}')
+    digests.append(checkpoint_digest(tmp_path))
+    assert len(set(digests)) == len(digests)
