@@ -89,6 +89,8 @@ PENALTIES = [
     generate("repetition-below-1", 4, repetition_penalty=0.6),
     generate("all-penalties", 5, 40, frequency_penalty=0.7, presence_penalty=-0.4, repetition_penalty=1.3),
     sampled("sampled-penalties", 6, frequency_penalty=1.2, repetition_penalty=1.2, top_p=0.9),
+    generate("order-of-penalties", 5, 30, extra={"return_logprob": True}, frequency_penalty=-1.0, presence_penalty=-0.7,
+             repetition_penalty=0.8),
     generate("bias", 7, logit_bias=BIAS), sampled("sampled-bias", 8, logit_bias=BIAS),
     generate("ban", 9, logit_bias={str(i): -100.0 for i in range(6, 250)}),
     generate("bias-and-penalty", 10, logit_bias=BIAS, repetition_penalty=1.5, presence_penalty=1.0),

@@ -63,14 +63,14 @@ BATCH = st.tuples(st.sampled_from(sorted(MODES)), st.lists(request(), min_size=1
 
 
 def _search(dspark, plain, seconds: float) -> int:
-    deadline, batches = time.monotonic() + seconds, 0
+    deadline, batches, failed = time.monotonic() + seconds, 0, False
 
     @settings(max_examples=100_000, deadline=None, database=None, derandomize=False, print_blob=True,
               phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))
     @given(BATCH)
     def same(batch) -> None:
-        nonlocal batches
-        if time.monotonic() > deadline:
+        nonlocal batches, failed
+        if time.monotonic() > deadline and not failed:  # a failure is shrunk and shown again, however late it is
             return
         batches += 1
         mode, bodies = batch
@@ -78,6 +78,7 @@ def _search(dspark, plain, seconds: float) -> int:
         cases = [Case(str(i), body) for i, body in enumerate(bodies)]
         ours, theirs = answers(dspark.url, cases), answers(plain.url, cases)
         wrong = {name: (bodies[int(name)], found) for name in theirs if (found := differences(ours[name], theirs[name]))}
+        failed = failed or bool(wrong)
         assert not wrong, wrong
 
     same()

@@ -1,4 +1,7 @@
-"""A retracted request's penalties: its output so far counts when its prefill is done again.
+"""Penalties of the engine's own sampler (prefill, plain servers): one order, and a memory that survives a retraction.
+
+The engine keeps its penalties in a set, so whether the multiplicative repetition penalty comes before or after the
+additive ones differs from process to process; with overlap scheduling, and here always, the additive ones come first.
 
 The engine builds penalties anew for a prefill and forgets what a retracted request had already emitted, so one token of
 it (under plain decoding, all that follow) would be drawn without frequency, presence and repetition penalties, and
@@ -28,6 +31,7 @@ def install() -> None:
 
 def _after_build(info, cls, batch, vocab_size) -> None:
     orchestrator = info.penalizer_orchestrator
+    orchestrator.penalizers = dict(sorted(orchestrator.penalizers.items(), key=lambda item: item[0].is_multiplicative))
     if not orchestrator.is_required:
         return
     for row, req in enumerate(batch.reqs):
