@@ -82,6 +82,30 @@ class BlockVerifyInput(DFlashVerifyInput):
 
 
 @dataclass
+class Roster:
+    """What depends only on which requests run: made once per change of the batch, not once per step."""
+
+    key: tuple
+    states: list[RequestState]
+    greedy: np.ndarray
+    rows: SamplingRows
+    rules: RequestRules
+    seeds: torch.Tensor
+
+    @classmethod
+    def of(cls, reqs: list[Req], rule: str, device: torch.device, server_seed: int, last: Roster | None) -> Roster:
+        """The roster of `reqs` under the server's `rule`; `last` itself if nothing has changed since."""
+        states = [RequestState.of(req, server_seed) for req in reqs]
+        key = (rule, *map(id, states))
+        if last is not None and last.key == key:
+            return last
+        greedy = [req.sampling_params.top_k == 1 for req in reqs]
+        seeds = torch.tensor([state.seed for state in states], dtype=torch.int64, device=device)
+        return cls(key, states, np.array(greedy), sampling_rows(reqs, device),
+                   request_rules(states, greedy, rule, device), seeds)
+
+
+@dataclass
 class Step:
     """One decode step over R requests and blocks of gamma drafts.
 
@@ -92,21 +116,19 @@ class Step:
     """
 
     number: int
-    states: list[RequestState]
+    roster: Roster
     anchors: torch.Tensor
     prefix_lens: torch.Tensor
     prefix_lens_host: torch.Tensor
     slots: torch.Tensor
     plan: KVLocPlan
-    rows: SamplingRows
     noise: StepNoise
     low: np.ndarray
     high: np.ndarray
-    greedy: np.ndarray
 
     @classmethod
     def begin(cls, number: int, batch: ScheduleBatch, translator: KVIndexTranslator, gamma: int, bounds: Bounds,
-              server_seed: int) -> Step:
+              roster: Roster) -> Step:
         """Read the engine's batch and count one more step for its requests."""
         device = batch.seq_lens.device
         prefix = batch.seq_lens.to(torch.int64)
@@ -114,27 +136,32 @@ class Step:
         slots = translator.req_to_token[batch.req_pool_indices.unsqueeze(1), columns].to(torch.int64)
         plan = translator.plan(req_pool_indices=batch.req_pool_indices, seq_lens=prefix,
                                seq_lens_cpu=batch.seq_lens_cpu, write_virtual=slots.reshape(-1), read_extent=gamma + 1)
-        states = [RequestState.of(req, server_seed) for req in batch.reqs]
-        greedy = [req.sampling_params.top_k == 1 for req in batch.reqs]
-        noise = StepNoise.draw(
-            seeds=torch.tensor([s.seed for s in states], dtype=torch.int64, device=device),
-            steps=torch.tensor([s.steps for s in states], dtype=torch.int64, device=device),
-            positions=prefix, block_size=gamma, rules=request_rules(states, greedy, bounds.rule, device))
-        high = [min(gamma, bounds.high, state.high, _tokens_left(req) - 1) for req, state in zip(batch.reqs, states)]
-        high = np.maximum(np.array([0 if forbids_drafts(r) else h for r, h in zip(batch.reqs, high)]), 0)
-        low = np.minimum(np.array([max(bounds.low, state.low) for state in states]), high)
+        states = roster.states
+        steps = torch.tensor([state.steps for state in states], dtype=torch.int64, device=device)
+        noise = StepNoise.draw(roster.seeds, steps, prefix, gamma, roster.rules)
         for state in states:
             state.steps += 1
-        return cls(number, states, batch.spec_info.bonus_tokens.view(-1), prefix, batch.seq_lens_cpu, slots, plan,
-                   sampling_rows(batch.reqs, device), noise, low, high, np.array(greedy))
+        room = [0 if forbids_drafts(req) else _tokens_left(req) - 1 for req in batch.reqs]
+        high = np.array([max(0, min(gamma, bounds.high, state.high, left)) for state, left in zip(states, room)])
+        low = np.minimum(np.array([max(bounds.low, state.low) for state in states]), high)
+        return cls(number, roster, batch.spec_info.bonus_tokens.view(-1), prefix, batch.seq_lens_cpu, slots, plan, noise,
+                   low, high)
 
     @property
     def size(self) -> int:
-        return len(self.states)
+        return len(self.roster.states)
+
+    @property
+    def rows(self) -> SamplingRows:
+        return self.roster.rows
+
+    @property
+    def greedy(self) -> np.ndarray:
+        return self.roster.greedy
 
     @property
     def ids(self) -> list[str]:
-        return [state.rid for state in self.states]
+        return [state.rid for state in self.roster.states]
 
     @property
     def context(self) -> int:

@@ -21,7 +21,7 @@ from sglang_dspark.drafter import Drafter
 from sglang_dspark.flags import config_of
 from sglang_dspark.meter import Meter
 from sglang_dspark.runtime import SAVE_EVERY, Speculation, fingerprint_of
-from sglang_dspark.step import Step, empty_block
+from sglang_dspark.step import Roster, Step, empty_block
 from sglang_dspark.verifier import TargetRows, Verifier
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class DSparkWorker(BaseSpecWorker):
         self.speculation = Speculation(config_of(server_args), self.drafter, fingerprint, learning=parallel.tp_rank == 0,
                                        check_mode=self.verifier.check_backend)
         self.meter = Meter(self.gamma)
+        self.roster: Roster | None = None
         self.steps = 0
 
     def __getattr__(self, name: str):
@@ -102,8 +103,10 @@ class DSparkWorker(BaseSpecWorker):
         self._learn_last_step()
         speculation, meter = self.speculation, self.meter
         windows = speculation.windows
-        step = Step.begin(self.steps, batch, self.model_runner.kv_index_translator, self.gamma, speculation.bounds,
-                          self._target_worker.random_seed)
+        bounds = speculation.bounds
+        self.roster = Roster.of(batch.reqs, bounds.rule, self.model_runner.device, self._target_worker.random_seed,
+                                self.roster)
+        step = Step.begin(self.steps, batch, self.model_runner.kv_index_translator, self.gamma, bounds, self.roster)
         budget = windows.budget(step)
         meter.begin(step, budget)
         drafted = None
