@@ -8,11 +8,13 @@ token counts that the clients were given, so a step that is counted twice or not
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -23,7 +25,7 @@ import torch
 from sglang_dspark.config import DSparkConfig
 from sglang_dspark.meter import Meter
 from sglang_dspark.serving.history import SLOT_SECONDS, SLOTS, History
-from sglang_dspark.serving.metrics import METRICS, Telemetry
+from sglang_dspark.serving.metrics import EXTRA_LABELS, METRICS, Telemetry
 from sglang_dspark.serving.operation import Draining
 from sglang_dspark.serving.routes import MAX_BODY, may_configure
 from sglang_dspark.serving.status import measured_survival
@@ -199,6 +201,17 @@ def test_settings_are_closed_beyond_this_machine_unless_there_is_a_key(host, key
     assert may_configure(arguments) is open_
 
 
+DOC = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+
+def test_every_metric_is_documented_with_its_labels_and_no_other_is():
+    rows = {name: labels for name, labels in re.findall(r"^\| `(dspark_\w+)` \|([^|]*)\|", DOC, re.MULTILINE)}
+    assert set(rows) == {metric.name for metric in METRICS}
+    for metric in METRICS:
+        for label in (*([metric.label] if metric.label else []), *EXTRA_LABELS.get(metric.name, ())):
+            assert f"`{label}`" in rows[metric.name], (metric.name, label)
+
+
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
@@ -276,6 +289,23 @@ def test_the_status_holds_what_the_page_draws(watched):
     assert told["cost"]["recent"] and len(told["cost"]["curve"]["rows"]) == len(told["cost"]["curve"]["seconds"])
     assert [len(f["tokens_per_second"]) for f in told["cost"]["forecast"]] == [told["gamma"] + 1] * len(told["cost"]["forecast"])
     assert "The river ran" not in str(told), "no text of a prompt"
+
+
+def fields(value, inside: str = "") -> set[str]:
+    """Names of all objects' fields, except where names are data (kinds of requests)."""
+    if isinstance(value, list):
+        return set().union(*(fields(item, inside) for item in value))
+    if not isinstance(value, dict):
+        return set()
+    names = set() if inside in ("calibration_error", "reliability") else set(value)
+    return names.union(*(fields(item, name) for name, item in value.items()))
+
+
+def test_every_field_of_the_status_is_documented(watched):
+    body = watched.get("/dspark/status")
+    assert body["may_configure"] is True and body["needs_key"] is True
+    documented = set(re.findall(r"[a-z_0-9]+", DOC))
+    assert fields(body) - documented == set()
 
 
 def test_health_by_generation_works_under_speculation(watched):
