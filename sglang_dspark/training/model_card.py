@@ -37,7 +37,7 @@ def _lines(s: TrainSettings, c: DraftConfig, tables: dict) -> list[str]:
         f"| training | {training['minutes']:g} min, {training['step']} steps, {training['anchors']} anchors |",
         (
             f"| data | {s.prompts or 'prompts from packages (sglang_dspark/training/sources.py)'}; the target's own "
-            f"answers at temperature {s.temperature:g}, {s.greedy_share:.0%} of them greedy; {s.text_tokens} tokens packaged |"
+            f"answers at temperature {s.temperature:g}, {s.greedy_share:.0%} of them greedy; {s.text_tokens} packaged tokens |"
         ),
         f"| machine, date | {tables['machine']}, {tables['date']} |",
         "",
