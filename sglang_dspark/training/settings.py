@@ -66,7 +66,7 @@ class TrainSettings(BaseModel):
     ce: float = Field(0.1, ge=0)
     tv: float = Field(0.9, ge=0)
     decay: float = Field(4.0, gt=0)
-    confidence_reaches_backbone: bool = True
+    confidence_reaches_backbone: bool = False
     checkpoint_minutes: float = Field(4.0, gt=0)
 
     held_prompts: int = Field(120, ge=2)
