@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.server.live import start  # noqa: E402
+from tests.server.live import start
 
 GAMMA = 5
 SCHEDULE = "schedule=[[1,3,5],[4,7,2],[8,64,1]]"

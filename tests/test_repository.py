@@ -217,3 +217,16 @@ def test_another_place_and_another_python_can_be_named(checkout, tmp_path):
     run(checkout, "--venv", str(elsewhere), "--python", str(tmp_path / "bin" / "python3.12"), "doctor")
     assert elsewhere.is_dir() and not (checkout / ".venv").exists()
     assert "--venv needs a folder" in run(checkout, "--venv").stderr
+
+
+def test_a_wheel_would_contain_every_data_file():
+    """Data is named by pattern, package by package; an editable install hides what is forgotten."""
+    packed = set()
+    for package, patterns in PROJECT["tool"]["setuptools"]["package-data"].items():
+        top, *rest = package.split(".")
+        folder = (PACKAGES[top] / top).joinpath(*rest)
+        packed |= {path for pattern in patterns for path in folder.glob(pattern)}
+    tracked = subprocess.run(["git", "ls-files", *(str(folder / name) for name, folder in PACKAGES.items())], cwd=ROOT,
+                             capture_output=True, text=True, check=True).stdout.splitlines()
+    data = {ROOT / line for line in tracked if not line.endswith((".py", ".md"))}
+    assert data <= packed, sorted(str(path) for path in data - packed)

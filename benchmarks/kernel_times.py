@@ -1,6 +1,6 @@
 """Time and bytes of every step of a verify cycle on this CPU, against the memory floor.
 
-    python benchmarks/kernels.py [--threads 1] [--rounds 30]
+    python benchmarks/kernel_times.py [--threads 1] [--rounds 30]
 
 The floor is what the step must read and write at least, divided by the copy bandwidth measured in the same run (so it
 ignores caches: small steps can beat it). The last columns compare with the plain way to do the same in torch: SGLang's
@@ -217,7 +217,7 @@ def main() -> None:
         shape = Shape(requests, args.gamma, 49152, 8192)
         results[requests] = measure(law_cases(shape) + step_cases(shape), args.rounds)
     head = (
-        f"# Kernels on a CPU\n\n`python benchmarks/kernels.py --threads {args.threads} --rounds {args.rounds}`, "
+        f"# Kernels on a CPU\n\n`python benchmarks/kernel_times.py --threads {args.threads} --rounds {args.rounds}`, "
         f"{date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
         f"torch {torch.__version__}, {args.threads} thread(s), copy bandwidth {bandwidth / 1e9:.1f} GB/s. γ {args.gamma}, "
         f"V 49152, draft vocabulary 8192, rank 256; {args.gamma + 1} rows per request; minimum of {args.rounds} rounds.\n\n"
