@@ -12,7 +12,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_dspark import ends, meta, penalties, seeding, unsupported
+    from sglang_dspark import ends, meta, sampling_info, seeding, unsupported
     from sglang_dspark.algorithm import NAME, DSparkLoadAware
     from sglang_dspark.compat import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
@@ -30,7 +30,7 @@ def register() -> None:
     seeding.install()
     ends.install()
     meta.install()
-    penalties.install()
+    sampling_info.install()
     unsupported.install()
     control.install()
     routes.install()

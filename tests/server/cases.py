@@ -125,6 +125,7 @@ GRAMMARS = [
 LOGPROB_CASES = [
     generate("logprobs", extra=LOGPROBS), generate("logprobs-1", 1, 1, extra=LOGPROBS), generate("logprobs-2", 1, 2, extra=LOGPROBS),
     sampled("logprobs-sampled", 2), generate("logprobs-sampled-filtered", 3, extra=LOGPROBS, temperature=1.3, sampling_seed=2, top_p=0.8),
+    *(generate(f"logprobs-of-top-k-1-{i}", i, 12, extra=LOGPROBS, temperature=0.3, top_k=1) for i in range(2)),
     generate("logprobs-penalty", 4, extra=LOGPROBS, frequency_penalty=1.0, logit_bias=BIAS),
     generate("logprobs-of-ids", 5, extra={"return_logprob": True, "token_ids_logprob": [3, 60, 61, 62]}),
     generate("logprobs-text", 6, extra={**LOGPROBS, "return_text_in_logprobs": True}),

@@ -1,12 +1,13 @@
-"""Penalties of the engine's own sampler (prefill, plain servers): one order, and a memory that survives a retraction.
+"""Repairs of the engine's sampling parameters of a batch, so that no answer depends on neighbours, process or retraction.
 
-The engine keeps its penalties in a set, so whether the multiplicative repetition penalty comes before or after the
-additive ones differs from process to process; with overlap scheduling, and here always, the additive ones come first.
-
-The engine builds penalties anew for a prefill and forgets what a retracted request had already emitted, so one token of
-it (under plain decoding, all that follow) would be drawn without frequency, presence and repetition penalties, and
-`min_new_tokens` would count from zero again. Speculation itself reads a request's own output (`adjust`); this hook gives
-the prefill, and plain servers, the same memory.
+* Penalties have one order. The engine keeps them in a set, so whether the multiplicative repetition penalty comes before
+  or after the additive ones differs from process to process; with overlap scheduling, and here always, additive ones
+  come first.
+* A retracted request's output still counts. The engine builds penalties anew for a prefill and forgets what had been
+  emitted, so one token (under plain decoding, all that follow) would be drawn without frequency, presence and repetition
+  penalties, and `min_new_tokens` would count from zero again.
+* Log-probabilities of a request with top_k 1 are those it has alone. The engine divides its logits by its temperature
+  only where some other request of the batch samples.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def install() -> None:
 
 def _after_build(info, cls, batch, vocab_size) -> None:
     orchestrator = info.penalizer_orchestrator
+    if not info.is_all_greedy:
+        info.temperatures.masked_fill_((info.top_ks == 1).view(-1, 1), 1.0)  # of no effect on an argmax
     orchestrator.penalizers = dict(sorted(orchestrator.penalizers.items(), key=lambda item: item[0].is_multiplicative))
     if not orchestrator.is_required:
         return
