@@ -26,22 +26,25 @@ GAMMA, STEPS = 7, 1500
 def owner() -> SimpleNamespace:
     """What the meter reads of `Speculation`, with a real calibration and a real cost model."""
     model = AdditiveCostModel(0.001, ([1, 64], [0, 0.001]), ([1, 512], [0, 0.02]), draft=([1, 448], [0.001, 0.004]))
-    calibration = Calibration(GAMMA, "main", "online", Path("/no/such/draft"), Fingerprint("t", "d", GAMMA, "cpu", "f", 1, "e"))
+    fingerprint = Fingerprint("t", "d", GAMMA, "cpu", "f", 1, "e")
+    calibration = Calibration(GAMMA, "main", "online", Path("/no/such/draft"), fingerprint)
     return SimpleNamespace(config=DSparkConfig(), policy_name="causal", calibration=calibration,
                            cost=ServerCost(OnlineCostModel(model), ([1, 64], [0.001, 0.003])),
                            windows=SimpleNamespace(drafting="depth"))
 
 
 def measure(requests: int, prometheus: bool) -> tuple[float, float, float]:
-    """Median microseconds of metering a step, of the calibration's part in it, and of one flush (0 without Prometheus)."""
+    """Median microseconds of metering a step, of the calibration's part in it, and of one flush (0: none)."""
     speculation, meter, rng = owner(), Meter(GAMMA), np.random.default_rng(0)
-    telemetry = Telemetry(meter, speculation, {"model_name": "m", "dp_rank": "0"}, CollectorRegistry()) if prometheus else None
+    labels = {"model_name": "m", "dp_rank": "0"}
+    telemetry = Telemetry(meter, speculation, labels, CollectorRegistry()) if prometheus else None
     windows = rng.integers(0, GAMMA + 1, requests)
     lengths = np.minimum(windows, rng.integers(0, GAMMA + 1, requests)) + 1
     step = SimpleNamespace(size=requests, context=100 * requests, greedy=np.zeros(requests, bool))
     ragged = SimpleNamespace(windows=torch.tensor(windows), block_size=GAMMA, rows=int(windows.sum()) + requests)
     committed = SimpleNamespace(lengths=torch.tensor(lengths), acceptance=torch.rand(requests, GAMMA))
-    drafted, budget = SimpleNamespace(logits=rng.normal(size=(requests, GAMMA))), SimpleNamespace(tokens=int(windows.sum()))
+    drafted = SimpleNamespace(logits=rng.normal(size=(requests, GAMMA)))
+    budget = SimpleNamespace(tokens=int(windows.sum()))
     times, learning, flushes, observe = [], [], [], speculation.calibration.observe
 
     def timed(*arguments):

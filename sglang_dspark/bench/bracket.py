@@ -43,18 +43,19 @@ class Plan:
         if min(self.requests, self.output_tokens - 3, *self.concurrencies) < 1 or self.bar <= 0:
             raise ValueError("requests, concurrency and the bar must be positive, and answers at least 4 tokens long")
         if any(self.requests < c for c in self.concurrencies):
-            raise ValueError(f"{self.requests} requests cannot keep {max(self.concurrencies)} clients busy: raise --requests")
+            most = max(self.concurrencies)
+            raise ValueError(f"{self.requests} requests cannot keep {most} clients busy: raise --requests")
 
     @property
     def rule(self) -> str:
         """The verdict's rule in words."""
-        return (f"faster: output tokens per second at least {self.bar:.1%} above the mean of the two controls around it, and "
-                "by more than those two differ; slower: the same below; undecided otherwise")
+        return (f"faster: output tokens per second at least {self.bar:.1%} above the mean of the two controls around "
+                "it, and by more than those two differ; slower: the same below; undecided otherwise")
 
 
 @dataclass
 class Run:
-    """One run: what the clients saw (`load`) and what the server's status gained meanwhile (`steps`, None without one)."""
+    """One run: what the clients saw (`load`), and what the server's status gained (`steps`, None without one)."""
 
     arm: str
     load: dict
@@ -125,10 +126,12 @@ def gained(before: list[dict] | None, after: list[dict] | None) -> dict | None:
     if not steps:
         return None
     return {
-        "steps": steps, "mean_requests": requests / steps, "tokens_per_step": gain(lambda s: s["tokens"]["committed"]) / requests,
+        "steps": steps, "mean_requests": requests / steps,
+        "tokens_per_step": gain(lambda s: s["tokens"]["committed"]) / requests,
         "step_ms": 1000 * gain(lambda s: s["seconds"]["step"]) / timed if timed else None,
         "predicted_step_ms": 1000 * gain(lambda s: s["predicted_seconds"]) / timed if timed else None,
-        "mean_window": verified / requests, "acceptance_rate": gain(lambda s: s["tokens"]["accepted"]) / verified if verified else None,
+        "mean_window": verified / requests,
+        "acceptance_rate": gain(lambda s: s["tokens"]["accepted"]) / verified if verified else None,
         "skipped": gain(lambda s: s["skipped_steps"]) / steps, "windows": windows,
     }
 

@@ -15,6 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
+SWITCHES = ("markov_rank", "enable_confidence_head", "confidence_head_with_markov", "enable_hidden_confidence_head")
 HEADS = ("markov_head.", "confidence_head.", "hidden_confidence_head.")
 
 
@@ -27,11 +28,12 @@ def without_sequential_head(draft: Path, out: Path) -> Path:
     from safetensors.torch import load_file, save_file
 
     config = json.loads((draft / "config.json").read_text())
-    places = [config, *(config[name] for name in ("dspark_config", "dflash_config") if isinstance(config.get(name), dict))]
+    nested = (config.get(name) for name in ("dspark_config", "dflash_config"))
+    places = [config, *(place for place in nested if isinstance(place, dict))]
     if not any(place.get("markov_rank") for place in places):
         raise ValueError(f"{draft} is a DFlash draft already: its markov_rank is 0")
     for place in places:
-        for name in ("markov_rank", "enable_confidence_head", "confidence_head_with_markov", "enable_hidden_confidence_head"):
+        for name in SWITCHES:
             if name in place:
                 place[name] = 0 if name == "markov_rank" else False
     out.mkdir(parents=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from sglang_dspark.bench.bracket import Cell, Plan, plan_to_dict, verdicts
 
-FOOTNOTE = ("tokens/step, step and window are the server's own (docs/metrics.md), the generator's warm-up included; ms/token is "
-            "the generator's time per output token after the first, median over requests.")
+FOOTNOTE = ("tokens/step, step and window are the server's own (docs/metrics.md), the generator's warm-up included; "
+            "ms/token is the generator's time per output token after the first, median over requests.")
+PLOTS = (("output_throughput", "output tokens per second"), ("median_tpot_ms", "ms per token (median)"))
 COLUMNS = (
     ("tokens/s", lambda r: f"{r.load['output_throughput']:.1f}"),
     ("tokens/step", lambda r: _of(r, "tokens_per_step", "{:.2f}")),
@@ -66,9 +67,10 @@ def command_line(arguments: list[str]) -> str:
 
 def machine() -> dict:
     """What was under it, as far as it can be told."""
-    model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    names = (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name"))
+    model = next(names, "")
     return {"system": platform.platform(), "cpu": model or platform.machine(), "cores": os.cpu_count(),
-            "load_average": os.getloadavg(), "sglang": version("sglang"), "torch": version("torch"), "sglang-dspark": version("sglang-dspark")}
+            "load_average": os.getloadavg(), **{name: version(name) for name in ("sglang", "torch", "sglang-dspark")}}
 
 
 def cautions(plan: Plan) -> list[str]:
@@ -77,12 +79,13 @@ def cautions(plan: Plan) -> list[str]:
     if plan.temperature == 0:
         said.append("Every request is greedy, so the token, block and coupled rules cannot show a difference.")
     if any(arm.url is None and (arm.settings or {}).get("verify_mode") == "off" for arm in arms):
-        said.append("`off` was switched on at run time: it decodes plainly but still keeps the draft's KV up to date. The full "
-                    "control is a server started with --verify-mode off (arm off@URL).")
+        said.append("`off` was switched on at run time: it decodes plainly but still keeps the draft's KV up to date. "
+                    "The full control is a server started with --verify-mode off (arm off@URL).")
     if any(arm.schedule for arm in arms):
         said.append("`schedule` takes its length from the number of clients, not from the batch of each step.")
     if any(arm.url for arm in arms):
-        said.append("Arms with an address ran on servers of their own, which share the machine's memory and, if busy, its cores.")
+        said.append("Arms with an address ran on servers of their own, which share the machine's memory and, if busy, "
+                    "its cores.")
     return said
 
 
@@ -91,17 +94,20 @@ def markdown(body: dict, plan: Plan, cells: list[Cell], judged: list[list[dict]]
     machine_, server = body["machine"], body["server"]
     lines = ["# Benchmark receipt", "", f"`{body['command']}`", "",
              (f"{body['written']} to {body['finished']}, {machine_['cpu']}, {machine_['cores']} cores, load average "
-             f"{machine_['load_average'][0]:.1f} before and {body['load_average_after'][0]:.1f} after; SGLang {machine_['sglang']}, "
-             f"torch {machine_['torch']}, sglang-dspark {machine_['sglang-dspark']}."), "",
-             (f"Target `{server.get('model_path')}`, draft `{server.get('speculative_draft_model_path')}`. {plan.requests} requests a run, "
-             f"{plan.output_tokens} tokens each{' at most' if plan.stop_at_end else ''}, temperature {plan.temperature}, seed {plan.seed}. "
+             f"{machine_['load_average'][0]:.1f} before and {body['load_average_after'][0]:.1f} after; "
+             f"SGLang {machine_['sglang']}, torch {machine_['torch']}, sglang-dspark {machine_['sglang-dspark']}."), "",
+             (f"Target `{server.get('model_path')}`, draft `{server.get('speculative_draft_model_path')}`. "
+             f"{plan.requests} requests a run, {plan.output_tokens} tokens each{' at most' * plan.stop_at_end}, "
+             f"temperature {plan.temperature}, seed {plan.seed}. "
              "Load generator: `sglang.benchmark.serving`."), "", f"**Rule, written before the run.** {plan.rule}.", ""]
     lines += [f"- {caution}" for caution in cautions(plan)] + [""]
     lines += ["| traffic | clients | arm | gain | controls differ | verdict |", "|---|--:|---|--:|--:|---|"]
     for cell, verdict in zip(cells, judged):
-        lines += [f"| {cell.traffic} | {cell.concurrency} | {v['arm']} | {v['gain']:+.1%} | {v['spread']:.1%} | {v['verdict']} |" for v in verdict]
+        lines += [f"| {cell.traffic} | {cell.concurrency} | {v['arm']} | {v['gain']:+.1%} | {v['spread']:.1%} | "
+                  f"{v['verdict']} |" for v in verdict]
     for cell in cells:
-        lines += ["", f"## {cell.traffic}, {cell.concurrency} clients", "", "| run | " + " | ".join(name for name, _ in COLUMNS) + " |",
+        lines += ["", f"## {cell.traffic}, {cell.concurrency} clients", "",
+                  "| run | " + " | ".join(name for name, _ in COLUMNS) + " |",
                   "|---|" + "--:|" * len(COLUMNS)]
         lines += [f"| {run.arm} | " + " | ".join(read(run) for _, read in COLUMNS) + " |" for run in cell.runs]
     return "\n".join([*lines, "", FOOTNOTE, ""])
@@ -118,12 +124,13 @@ def draw(folder: Path, cells: list[Cell]) -> list[Path]:
     for traffic in dict.fromkeys(cell.traffic for cell in cells):
         mine = [cell for cell in cells if cell.traffic == traffic]
         figure, axes = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-        for axis, key, label in zip(axes, ("output_throughput", "median_tpot_ms"), ("output tokens per second", "ms per token (median)")):
+        for axis, (key, label) in zip(axes, PLOTS):
             for arm in dict.fromkeys(run.arm for cell in mine for run in cell.runs):
                 points = [(cell.concurrency, [r.load[key] for r in cell.runs if r.arm == arm]) for cell in mine]
                 middle = [sum(values) / len(values) for _, values in points]
                 axis.plot([c for c, _ in points], middle, marker="o", label=arm)
-                axis.scatter([c for c, values in points for _ in values], [v for _, values in points for v in values], s=8, color="grey")
+                single = [(c, v) for c, values in points for v in values]
+                axis.scatter(*zip(*single), s=8, color="grey")
             axis.set(xlabel="clients", ylabel=label, xscale="log", ylim=(0, None), title=traffic)
             axis.set_xticks([c for c, _ in points], [str(c) for c, _ in points])
             axis.minorticks_off()

@@ -56,11 +56,14 @@ class Server:
     def describe(self) -> dict:
         """Model, engine version and what was started, for the receipt."""
         info = self._ask("GET", "/server_info", self.admin_key or self.key).json()
-        kept = ("model_path", "served_model_name", "speculative_algorithm", "speculative_draft_model_path", "version", "dtype",
-                "tp_size", "max_running_requests", "max_total_num_tokens", "device", "attention_backend", "dspark")
+        kept = ("model_path", "served_model_name", "speculative_algorithm", "speculative_draft_model_path", "version",
+                "dtype", "tp_size", "max_running_requests", "max_total_num_tokens", "device",
+                "attention_backend")
         return {name: info.get(name) for name in kept}
 
-    def _ask(self, method: str, path: str, key: str | None, allowed: tuple[int, ...] = (200,), **more) -> httpx.Response:
+    def _ask(
+        self, method: str, path: str, key: str | None, allowed: tuple[int, ...] = (200,), **more
+    ) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             answer = httpx.request(method, self.url + path, headers=headers, timeout=60, **more)
@@ -71,7 +74,9 @@ class Server:
         return answer
 
 
-def run_load(server: Server, dataset: Path, count: int, concurrency: int, output_tokens: int, *, stop_at_end: bool) -> dict:
+def run_load(
+    server: Server, dataset: Path, count: int, concurrency: int, output_tokens: int, *, stop_at_end: bool
+) -> dict:
     """Send the requests of `dataset` with `concurrency` clients through `sglang.benchmark.serving` and return KEPT.
 
     Raises:
@@ -79,9 +84,11 @@ def run_load(server: Server, dataset: Path, count: int, concurrency: int, output
     """
     result = dataset.with_suffix(".result.jsonl")
     result.unlink(missing_ok=True)
-    argv = ["--backend", "sglang-oai-chat", "--base-url", server.url, "--dataset-name", "openai", "--dataset-path", dataset,
-            "--num-prompts", count, "--max-concurrency", concurrency, "--sharegpt-output-len", output_tokens,
-            "--output-file", result, "--warmup-requests", min(concurrency, 4), "--disable-tqdm", "--ready-check-timeout-sec", 10]
+    argv = ["--backend", "sglang-oai-chat", "--base-url", server.url, "--dataset-name", "openai",
+            "--dataset-path", dataset, "--num-prompts", count, "--max-concurrency", concurrency,
+            "--sharegpt-output-len", output_tokens,
+            "--output-file", result, "--warmup-requests", min(concurrency, 4), "--disable-tqdm",
+            "--ready-check-timeout-sec", 10]
     log = _generate([str(word) for word in argv] + ["--disable-ignore-eos"] * stop_at_end, server.key)
     if not result.is_file():
         raise ServerError(f"the load generator gave no result: {log[-500:]}")
@@ -92,7 +99,7 @@ def run_load(server: Server, dataset: Path, count: int, concurrency: int, output
 
 
 def _generate(argv: list[str], key: str | None) -> str:
-    """SGLang's command in this process (its imports cost seconds, and a benchmark runs it many times); returns its output."""
+    """SGLang's command in this process (its imports cost seconds, and it runs many times); returns its output."""
     from sglang.benchmark import serving
 
     before, environment, out = sys.argv, os.environ.get("OPENAI_API_KEY"), io.StringIO()

@@ -7,16 +7,19 @@ import random
 from pathlib import Path
 
 CLASSES = ("chat", "prose", "code", "math", "tool", "structured", "shell")
-_SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "count": {"type": "integer"},
-                                            "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 5}},
-           "required": ["name", "count", "tags"]}
+_TAGS = {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 5}
+_FIELDS = {"name": {"type": "string", "maxLength": 40}, "count": {"type": "integer"}, "tags": _TAGS}
+_SCHEMA = {"type": "object", "properties": _FIELDS, "required": ["name", "count", "tags"]}
 _THINGS = ("bridges", "letters", "birds", "recipes", "tools", "rivers", "songs", "stations", "books", "coins")
-_TASKS = ("list every file over {n} MB under {d}", "count the lines of all .{e} files under {d}", "show the {n} newest files in {d}",
-          "replace every tab by {n} spaces in the .{e} files of {d}", "find .{e} files changed in the last {n} days in {d}",
-          "make an archive of {d} without its .{e} files", "print the {n} largest folders below {d}")
+_TASKS = ("list every file over {n} MB under {d}", "count the lines of all .{e} files under {d}",
+          "show the {n} newest files in {d}", "replace every tab by {n} spaces in the .{e} files of {d}",
+          "find .{e} files changed in the last {n} days in {d}", "make an archive of {d} without its .{e} files",
+          "print the {n} largest folders below {d}")
 
 
-def traffic(classes: list[str], count: int, seed: int, temperature: float, file: Path | None = None) -> dict[str, list[dict]]:
+def traffic(
+    classes: list[str], count: int, seed: int, temperature: float, file: Path | None = None
+) -> dict[str, list[dict]]:
     """`count` requests of each class: chat messages, and what the class adds (a schema for `structured`).
 
     Args:
@@ -34,7 +37,8 @@ def traffic(classes: list[str], count: int, seed: int, temperature: float, file:
     rows = {}
     for name in classes:
         if not pools.get(name):
-            raise ValueError(f"no prompts of class {name!r}: there are {', '.join(sorted(k for k, v in pools.items() if v))}")
+            known = sorted(kind for kind, pool in pools.items() if pool)
+            raise ValueError(f"no prompts of class {name!r}: there are {', '.join(known)}")
         pool = list(pools[name])
         rng.shuffle(pool)
         rows[name] = [{**pool[i % len(pool)], "temperature": temperature} for i in range(count)]
@@ -58,11 +62,14 @@ def _from_file(file: Path) -> dict[str, list[dict]]:
 def _built_in(count: int, seed: int, rng: random.Random) -> dict[str, list[dict]]:
     from sglang_dspark.training.sources import package_prompts
 
-    pools = {kind: [_row(prompt.messages) for prompt in prompts] for kind, prompts in package_prompts(count, seed).items()}
+    prompts = package_prompts(count, seed)
+    pools = {kind: [_row(prompt.messages) for prompt in found] for kind, found in prompts.items()}
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}
-    pools["structured"] = [{**_row((("user", f"Invent a collection of {thing} (number {i}) and describe it as JSON."),)), "response_format": schema}
-                           for i, thing in enumerate(rng.choices(_THINGS, k=count))]
-    pools["shell"] = [_row((("user", "Write one shell command that does this, and explain it: " + _task(rng) + "."),)) for _ in range(count)]
+    collections = [f"Invent a collection of {thing} (number {i}) and describe it as JSON."
+                   for i, thing in enumerate(rng.choices(_THINGS, k=count))]
+    pools["structured"] = [{**_row((("user", text),)), "response_format": schema} for text in collections]
+    commands = [f"Write one shell command that does this, and explain it: {_task(rng)}." for _ in range(count)]
+    pools["shell"] = [_row((("user", text),)) for text in commands]
     return pools
 
 

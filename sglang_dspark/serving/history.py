@@ -1,4 +1,4 @@
-"""What the last minutes were like, in memory of a fixed size: steps by time and by load, for the page and the status."""
+"""What the last minutes were like, in memory of a fixed size: steps by time and by load, for page and status."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("counter", "histogram", "gauge") or (self.kind == "counter") != self.name.endswith("_total"):
+        counts = self.name.endswith("_total")
+        if self.kind not in ("counter", "histogram", "gauge") or counts != (self.kind == "counter"):
             raise ValueError(f"{self.name}: counters, and they alone, end in _total")
         if (self.label is None) != (self.values is None) and self.kind == "counter":
             raise ValueError(f"{self.name}: a label needs its values")
@@ -77,9 +78,9 @@ METRICS = (
     _counter("dspark_drafts_verified_total", "Drafts inside verify windows: the denominator of acceptance.",
              lambda t: t.verified),
     _counter("dspark_drafts_accepted_total", "Drafts that were verified and accepted.", lambda t: t.accepted),
-    _counter("dspark_tokens_committed_total", "Tokens emitted by decode steps: accepted drafts, and one more per request.",
+    _counter("dspark_tokens_committed_total", "Tokens emitted by decode steps: accepted drafts, one more per request.",
              lambda t: t.committed),
-    _counter("dspark_budget_drafts_total", "Drafts that the planner's budget allowed (dspark_drafts_verified_total used).",
+    _counter("dspark_budget_drafts_total", "Drafts that the planner's budget allowed.",
              lambda t: t.budget),
     _counter("dspark_rows_total", "Rows of the target's verify forwards, padding included.", lambda t: t.rows),
     _counter("dspark_padding_rows_total", "Rows of padding (of dspark_rows_total).", lambda t: t.padding),
@@ -90,7 +91,7 @@ METRICS = (
                  lambda t: t.accepted_at),
     _by_position("dspark_confidence_tried_total", "Tries at a position whose confidence was computed.",
                  lambda t: t.confident_at),
-    _by_position("dspark_confidence_predicted_total", "Sum of calibrated confidence over dspark_confidence_tried_total.",
+    _by_position("dspark_confidence_predicted_total", "Sum of calibrated confidence over the same tries.",
                  lambda t: t.predicted_at),
     _by_position("dspark_confidence_outcome_total", "Sum of outcomes (0, 1, or their probability) over the same tries.",
                  lambda t: t.outcome_at),
@@ -102,12 +103,14 @@ METRICS = (
              "dspark_step_seconds, from their real rows.", lambda t: t.predicted),
     Metric("dspark_step_seconds", "histogram", "Whole decode steps that another step followed at once.",
            buckets=STEP_BUCKETS),
-    Metric("dspark_step_prediction_ratio", "histogram", "Real over predicted seconds of a step.", buckets=RATIO_BUCKETS),
-    Metric("dspark_calibration_error", "gauge", "Expected calibration error of the confidence in use; kind is sampled or "
-           "greedy.", "position"),
+    Metric("dspark_step_prediction_ratio", "histogram", "Real over predicted seconds of a step.",
+           buckets=RATIO_BUCKETS),
+    Metric("dspark_calibration_error", "gauge", "Expected calibration error of the confidence in use; kind is sampled "
+           "or greedy.", "position"),
     Metric("dspark_settings", "gauge", "1 for the settings in force."),
 )
-EXTRA_LABELS = {"dspark_calibration_error": ("kind",), "dspark_settings": ("verify_mode", "accept_rule", "window_policy")}
+EXTRA_LABELS = {"dspark_calibration_error": ("kind",),
+                "dspark_settings": ("verify_mode", "accept_rule", "window_policy")}
 
 
 class Telemetry:

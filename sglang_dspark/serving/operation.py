@@ -1,4 +1,4 @@
-"""A server's beginning and end: metrics start with the scheduler's loop, what was learned is saved when it is told to end.
+"""A server's beginning and end: metrics start with the scheduler's loop, and what was learned is saved at its end.
 
 SGLang drains on SIGTERM: it waits for running requests and then tells its schedulers to leave their loop. It goes on
 accepting requests meanwhile, so an instance behind a router may never become empty; `Draining` refuses new ones.
@@ -42,7 +42,7 @@ class Draining:
         self.app, self.ending = app, ending
 
     async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not self.ending():
+        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT") or not self.ending():
             await self.app(scope, receive, send)
             return
         body = json.dumps({"error": {"message": "this server is shutting down: send the request to another one",

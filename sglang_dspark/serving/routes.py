@@ -23,8 +23,9 @@ PAGE_PATH = "/dspark"
 MAX_BODY = 4096  # bytes; the longest settings are under 300
 # The page is one file that loads nothing; the browser shall hold it to that.
 PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-                               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+                               "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+                               "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache",
 }
 
@@ -123,7 +124,7 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
 
 
 def refuse_other_sites(headers) -> None:
-    """Raise Refused where a browser sends this for another site's page: the engine's CORS settings let every site ask."""
+    """Raise Refused where a browser asks for another site's page: the engine's CORS settings let every site ask."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         raise Refused(403, f"settings are changed from this server's own page, not from {origin[:200]}")
@@ -150,7 +151,7 @@ async def read_object(request) -> dict:
 
 
 def may_configure(server_args: ServerArgs) -> bool:
-    """Whether the configuration route is open: with a key it asks for it; without, only on this machine's own address."""
+    """Whether the configuration route is open: with a key it asks for it; without, only on a loopback address."""
     if server_args.admin_api_key or server_args.api_key:
         return True
     if server_args.host == "localhost":

@@ -96,7 +96,7 @@ def reliability_of(calibration) -> dict[str, list[list[list[float]]]]:
 
 
 def cost_of(cost, meter, survival: np.ndarray) -> dict | None:
-    """The cost model in use: its tables, what every window would bring at several loads, and the last steps against it."""
+    """The cost model in use: its tables, what every window would bring at several loads, the last steps against it."""
     if cost is None:
         return None
     body = cost.to_dict()
@@ -118,7 +118,7 @@ def loads_of(model: dict) -> list[int]:
 
 
 def curve(cost, requests: int, context: float, gamma: int) -> dict:
-    """Seconds of a step of `requests` requests over its rows, from none to all drafts verified (drafting not included)."""
+    """Seconds of a step of `requests` requests over its rows, from none to all drafts verified, without drafting."""
     rows = np.unique(np.linspace(requests, requests * (1 + gamma), min(requests * gamma + 1, 48)).astype(int))
     return {"requests": requests, "context": context, "rows": rows.tolist(),
             "seconds": _numbers(cost.step_seconds(requests, rows, context * requests)),
