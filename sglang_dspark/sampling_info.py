@@ -32,8 +32,9 @@ def install() -> None:
 
 def _after_build(info, cls, batch, vocab_size) -> None:
     orchestrator = info.penalizer_orchestrator
-    if not info.is_all_greedy:
-        info.temperatures.masked_fill_((info.top_ks == 1).view(-1, 1), 1.0)  # of no effect on an argmax
+    greedy = [row for row, req in enumerate(batch.reqs) if req.sampling_params.top_k == 1]
+    if greedy and any(batch.reqs[row].sampling_params.temperature != 1 for row in greedy):
+        info.temperatures[greedy] = 1.0  # of no effect on an argmax, also where the batch is merged with another later
     orchestrator.penalizers = dict(sorted(orchestrator.penalizers.items(), key=lambda item: item[0].is_multiplicative))
     if not orchestrator.is_required:
         return

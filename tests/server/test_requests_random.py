@@ -78,7 +78,9 @@ def _search(dspark, plain, seconds: float, phases: tuple = (Phase.generate,)) ->
         cases = [Case(str(i), body) for i, body in enumerate(bodies)]
         ours, theirs = answers(dspark.url, cases), answers(plain.url, cases)
         wrong = {name: (bodies[int(name)], found) for name in theirs if (found := differences(ours[name], theirs[name]))}
-        assert not wrong, wrong
+        if wrong:
+            print(json.dumps({"mode": mode, "batch": bodies, "wrong": wrong}, indent=1))
+        assert not wrong, "see the printed batch"
 
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
