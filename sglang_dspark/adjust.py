@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 
+OVERLAP = "sglang.srt.managers.scheduler.Scheduler.is_disable_overlap_for_batch"
+
+
+def install() -> None:
+    """Register the hook; call it while plugins load."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(OVERLAP, _waits_for_output, HookType.AFTER)
+
+
+def _waits_for_output(disabled: bool, scheduler, batch, last_batch) -> bool:
+    """With overlap scheduling a step starts before the last one's tokens are in `output_ids`. Where a request's logits
+    depend on them, the step waits for that result, as the engine lets grammars wait."""
+    if disabled or not batch or batch.spec_algorithm.is_none() or not batch.forward_mode.is_decode():
+        return disabled
+    return len(scheduler.result_queue) > 0 and any(_is_penalised(r) or forbids_drafts(r) for r in batch.reqs)
+
+
 def forbids_drafts(req: Req) -> bool:
     """Whether a request's next law may depend on its output in a way that only one token at a time gets right."""
     return bool(req.custom_logit_processor)

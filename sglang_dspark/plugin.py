@@ -12,7 +12,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_dspark import ends, meta, sampling_info, seeding, unsupported
+    from sglang_dspark import adjust, ends, meta, sampling_info, seeding, unsupported
     from sglang_dspark.algorithm import NAME, DSparkLoadAware
     from sglang_dspark.compat import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
@@ -28,6 +28,7 @@ def register() -> None:
     HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", check_sampling_params,
                           HookType.BEFORE)
     seeding.install()
+    adjust.install()
     ends.install()
     meta.install()
     sampling_info.install()
