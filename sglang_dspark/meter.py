@@ -113,7 +113,8 @@ class Meter:
         hits = np.arange(k) < (lengths - 1)[:, None]
         self.settings(speculation.config)
         self._count(step, drafted, k, lengths, windows, reached, hits)
-        self._count_rows(step, verified)
+        # Whole blocks where another batch was verified than judged (cap-accept): no second read from the device.
+        self._count_rows(step, verified.rows, int(windows.sum()) if verified is judged else k * step.size)
         if drafted is not None and drafted.logits is not None:
             self._calibrate(step, drafted.logits, committed, reached, hits, speculation.calibration)
         slots = 0 if drafted is None else max(
@@ -152,9 +153,9 @@ class Meter:
         t.budget += self._budget.tokens
         self.history.add(step.size, committed, drafted is None, counts)
 
-    def _count_rows(self, step: Step, verified) -> None:
-        self.totals.rows += verified.rows
-        self.totals.padding += verified.rows - step.size - int(verified.windows.sum())
+    def _count_rows(self, step: Step, rows: int, drafts: int) -> None:
+        self.totals.rows += rows
+        self.totals.padding += rows - step.size - drafts
 
     def _calibrate(self, step: Step, logits: np.ndarray, committed, reached, hits, calibration) -> None:
         """Compare the confidence in use with what came of it, then let the calibration learn from it."""

@@ -86,6 +86,17 @@ def test_padding_is_rows_that_no_request_owns():
     assert (meter.totals.rows, meter.totals.padding) == (8, 3)
 
 
+def test_whole_blocks_are_counted_as_rows_where_they_are_verified_but_judged_by_windows():
+    meter, owner = Meter(3), speculation()
+    judged = SimpleNamespace(windows=torch.tensor([1, 0]), block_size=3, rows=3)
+    verified = SimpleNamespace(windows=torch.tensor([3, 3]), block_size=3, rows=9)  # 2 anchors, 6 drafts, 1 of padding
+    step = SimpleNamespace(size=2, context=20, greedy=np.zeros(2, bool))
+    committed = SimpleNamespace(lengths=torch.tensor([2, 1]), acceptance=torch.full((2, 3), torch.nan))
+    meter.begin(step, SimpleNamespace(tokens=1))
+    meter.end(step, SimpleNamespace(logits=None), judged, verified, committed, owner)
+    assert (meter.totals.rows, meter.totals.padding, meter.totals.verified) == (9, 1, 1)
+
+
 def test_confidence_is_compared_where_it_was_computed_and_only_there():
     meter, owner = Meter(3), speculation()
     one_step(meter, [3, 1], [2, 2], owner)
