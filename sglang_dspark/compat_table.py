@@ -175,6 +175,7 @@ TABLE: tuple[SglangName, ...] = (
         ("sglang.srt.managers.schedule_batch:Req.update_finish_state", "wrap", ("new_accepted_len",)),
         ("sglang.srt.managers.scheduler:Scheduler.handle_shutdown", "wrap", ("recv_req",)),
         ("sglang.srt.managers.scheduler:Scheduler.run_event_loop", "wrap", ()),
+        ("sglang.srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch", "wrap", ("batch", "last_batch")),
         ("sglang.srt.managers.tokenizer_manager:TokenizerManager._calculate_spec_decoding_metrics", "wrap",
          ("meta_info", "recv_obj", "i")),
         ("sglang.srt.managers.tokenizer_manager:TokenizerManager._send_one_request", "wrap", ("tokenized_obj",)),

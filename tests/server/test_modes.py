@@ -16,7 +16,7 @@ from tests.engine.tiny import PROMPTS
 MODES = [{"verify_mode": "static", "min_window": 0, "max_window": None},
          *({"verify_mode": mode, "window_policy": policy, "min_window": 1, "max_window": None}
            for mode in ("compact", "cap-accept") for policy in ("causal", "lagged", "ahead")),
-         {"verify_mode": "compact", "window_policy": "causal", "min_window": 0, "max_window": 2},
+         {"verify_mode": "compact", "window_policy": "causal", "min_window": 1, "max_window": 2},
          {"verify_mode": "off", "min_window": 0, "max_window": None, "window_policy": None}]
 IDS = ["-".join(str(v) for v in mode.values()) for mode in MODES]
 CASES = (PROMPTS * 7)[:20]
