@@ -37,7 +37,11 @@ def ask(url: str, case: Case) -> object:
     """The answer with its status: a JSON body, or what a stream adds up to."""
     if not case.streamed:
         answer = httpx.post(url + case.path, json=case.body, timeout=300)
-        return [answer.status_code, answer.json()]
+        body = answer.json()
+        usage = body.get("usage") if case.path == "/v1/messages" and isinstance(body, dict) else None
+        if usage:  # this API counts what was read from the prefix cache apart from the input
+            usage["input_tokens"] += usage.get("cache_read_input_tokens") or 0
+        return [answer.status_code, body]
     with httpx.stream("POST", url + case.path, json=case.body, timeout=300) as answer:
         lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ") and line != "data: [DONE]"]
     chunks = [json.loads(line) for line in lines]
