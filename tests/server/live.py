@@ -65,9 +65,11 @@ def start(log: Path, *arguments: str, timeout: float = 240, environment: dict[st
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [str(Path(sys.executable).with_name("sglang-dspark")), "serve", "--port", str(port), *common, *arguments]
+    # A tiny model gains nothing from a second thread, and on a busy machine every barrier between two costs a timeslice.
+    threads = {"OMP_NUM_THREADS": "1"} if common is COMMON else {}
     with open(log, "w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                                   env={**os.environ, **(environment or {})})
+                                   env={**threads, **os.environ, **(environment or {})})
     server = Server(f"http://127.0.0.1:{port}", process, log)
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
