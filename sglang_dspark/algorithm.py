@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_dspark.checkpoint import DraftConfig, check_draft, check_draft_folder
-from sglang_dspark.flags import config_of
+from sglang_dspark.flags import ALGORITHM, config_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.overlap_utils import FutureMap
     from sglang.srt.server_args import ServerArgs
-
-NAME = "DSPARK_LOAD_AWARE"
 
 
 class DSparkLoadAware(CustomSpecAlgo):
@@ -63,7 +61,7 @@ class DSparkLoadAware(CustomSpecAlgo):
         path = server_args.speculative_draft_model_path
         if path is None:
             raise ValueError(
-                f"{NAME} needs a draft: pass --speculative-draft-model-path FOLDER (see `sglang-dspark train-draft`), "
+                f"{ALGORITHM} needs a draft: pass --speculative-draft-model-path FOLDER (see `sglang-dspark train-draft`), "
                 "or --verify-mode off for plain decoding"
             )
         draft = check_draft_folder(local_folder(path))

@@ -15,7 +15,8 @@ from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 from dspark_kernels.markov import sample_block
 from dspark_kernels.markov_windows import sample_windows
 from dspark_kernels.types import BlockDraft
-from sglang_dspark.algorithm import NAME, local_folder
+from sglang_dspark.algorithm import local_folder
+from sglang_dspark.flags import ALGORITHM
 from sglang_dspark.ranks import Ranks
 from sglang_dspark.step import BlockVerifyInput, Step, empty_block
 
@@ -33,7 +34,7 @@ class Drafter:
         target = target_worker.model_runner
         bundle = build_draft_tp_worker(
             server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port, target_model_config=target.model_config,
-            algo_label=NAME, random_seed=target_worker.random_seed)
+            algo_label=ALGORITHM, random_seed=target_worker.random_seed)
         self.worker, self.runner, self.model = bundle.draft_worker, bundle.draft_model_runner, bundle.draft_model
         self.config = self.model.draft
         self.folder = Path(local_folder(server_args.speculative_draft_model_path))

@@ -13,16 +13,16 @@ def register() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_dspark import adjust, ends, meta, sampling_info, seeding, unsupported
-    from sglang_dspark.algorithm import NAME, DSparkLoadAware
+    from sglang_dspark.algorithm import DSparkLoadAware
     from sglang_dspark.compat import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
-    from sglang_dspark.flags import install_flag_hooks
+    from sglang_dspark.flags import ALGORITHM, install_flag_hooks
     from sglang_dspark.request import check_sampling_params
     from sglang_dspark.serving import control, operation, routes
 
     require_compatible()
     install_flag_hooks()
-    SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
+    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
     HookRegistry.register("sglang.srt.speculative.dflash_utils.parse_dflash_draft_config", _flatten_draft_config,
                           HookType.BEFORE)
     HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", check_sampling_params,

@@ -137,17 +137,15 @@ class AheadWindows(PlannedWindows):
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
         logits = self.drafter.hidden_confidence(states).numpy()
         evidence = ContextSurvival(self.survival(step, logits), reads_drafted_tokens=False)
-        floor = step.low if budget.tokens == 0 else np.minimum(np.maximum(step.low, self._probing(budget)), step.high)
+        # A probe verifies something everywhere: confidence without outcomes teaches nothing.
+        probes = self.planner.probing and budget.tokens > 0
+        floor = np.minimum(np.maximum(step.low, 1), step.high) if probes else step.low
         plan = plan_budget(evidence, self.cost, min_window=floor, max_window=step.high, context=step.context,
                            max_step_seconds=self.planner.max_step_seconds, drafting="windows", allow_skip=False)
         windows = self.drafter.ranks.numbers(
             allocate_windows(evidence.values, plan.tokens, min_window=floor, max_window=step.high))
         block = self.drafter.sample(states, step, int(windows.max()), windows)
         return Drafted(block, windows, logits)
-
-    def _probing(self, budget: Budget) -> int:
-        """1 while the planner only looks whether drafting pays again: confidence without outcomes teaches nothing."""
-        return int(self.planner.probing)
 
 
 POLICIES = {"causal": CausalWindows, "lagged": LaggedWindows, "ahead": AheadWindows}
