@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sglang_dspark.bench.arms import Arm
@@ -102,7 +102,7 @@ def _cell(plan: Plan, cell: Cell, dataset: Path, server: Server, tell) -> Cell:
 
 
 def _run(plan: Plan, arm: Arm, concurrency: int, dataset: Path, server: Server) -> Run:
-    where = Server(arm.url, server.key, server.admin_key) if arm.url else server
+    where = replace(server, url=arm.url) if arm.url else server
     settings = arm.settings_at(concurrency)
     if settings is not None:
         where.configure(settings)

@@ -29,11 +29,13 @@ class Server:
     Args:
         url: without a trailing slash.
         key, admin_key: SGLang's API keys, or None.
+        tokenizer: folder or cached hub name, instead of the one that the server names.
     """
 
     url: str
     key: str | None = None
     admin_key: str | None = None
+    tokenizer: str | None = None
 
     def status(self) -> list[dict] | None:
         """Status of every rank, or None for a server that has none (another algorithm, or plain decoding)."""
@@ -61,6 +63,34 @@ class Server:
                 "attention_backend")
         return {name: info.get(name) for name in kept}
 
+    def model_name(self) -> str:
+        """The name that requests give (the first of `/v1/models`)."""
+        models = self._ask("GET", "/v1/models", self.key).json().get("data")
+        if not models:
+            raise ServerError(f"{self.url} serves no model")
+        return models[0]["id"]
+
+    def tokenizer_path(self) -> Path:
+        """Where the tokenizer lies on this machine: the named one, or what `/model_info` tells. No hub is ever asked.
+
+        Raises:
+            ServerError: it is neither here nor in the hub's local cache.
+        """
+        name = self.tokenizer
+        if name is None:
+            info = self._ask("GET", "/model_info", self.key, allowed=(200, 404))
+            told = info.json() if info.status_code == 200 else {}
+            name = told.get("tokenizer_path") or told.get("model_path") or self.model_name()
+        if Path(name).exists():
+            return Path(name)
+        from huggingface_hub import snapshot_download
+
+        try:
+            return Path(snapshot_download(name, local_files_only=True))
+        except (OSError, ValueError) as error:
+            raise ServerError(f"the tokenizer {name!r} of {self.url} is neither a path of this machine nor in the "
+                              "local Hugging Face cache: name a folder that holds it with --tokenizer") from error
+
     def _ask(
         self, method: str, path: str, key: str | None, allowed: tuple[int, ...] = (200,), **more
     ) -> httpx.Response:
@@ -75,19 +105,26 @@ class Server:
 
 
 def run_load(
-    server: Server, dataset: Path, count: int, concurrency: int, output_tokens: int, *, stop_at_end: bool
+    server: Server, dataset: Path, count: int, concurrency: int, output_tokens: int, *, stop_at_end: bool,
+    warmup: int | None = None,
 ) -> dict:
     """Send the requests of `dataset` with `concurrency` clients through `sglang.benchmark.serving` and return KEPT.
 
+    `warmup` requests (at most 4 by default) go first, copies of the first one, and are not in the figures.
+
     Raises:
-        ServerError: requests failed, or the generator ended without a result.
+        ServerError: requests failed, the tokenizer is not on this machine, or the generator ended without a result.
     """
+    tokenizer = server.tokenizer_path()
     result = dataset.with_suffix(".result.jsonl")
     result.unlink(missing_ok=True)
     argv = ["--backend", "sglang-oai-chat", "--base-url", server.url, "--dataset-name", "openai",
             "--dataset-path", dataset, "--num-prompts", count, "--max-concurrency", concurrency,
             "--sharegpt-output-len", output_tokens,
-            "--output-file", result, "--warmup-requests", min(concurrency, 4), "--disable-tqdm",
+            # As `--model` too: the generator looks up that name's chat template, on the hub if it is no path.
+            "--model", tokenizer, "--tokenizer", tokenizer, "--served-model-name", server.model_name(),
+            "--output-file", result, "--disable-tqdm",
+            "--warmup-requests", min(concurrency, 4) if warmup is None else warmup,
             "--ready-check-timeout-sec", 10]
     log = _generate([str(word) for word in argv] + ["--disable-ignore-eos"] * stop_at_end, server.key)
     if not result.is_file():
@@ -96,6 +133,18 @@ def run_load(
     if measured["completed"] != count:
         raise ServerError(f"{count - measured['completed']} of {count} requests failed: {log[-500:]}")
     return {name: measured[name] for name in KEPT}
+
+
+@contextlib.contextmanager
+def offline():
+    """No request to a model hub inside: a benchmark measures a server, and a missing network costs 20 s of retries."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _generate(argv: list[str], key: str | None) -> str:
@@ -107,7 +156,7 @@ def _generate(argv: list[str], key: str | None) -> str:
     if key:
         os.environ["OPENAI_API_KEY"] = key  # the only way in that the generator has for a key
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with offline(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             serving.cli_main()
     except (SystemExit, Exception) as error:  # whatever ends the generator ends one run with its reason
         raise ServerError(f"the load generator failed: {error}: {out.getvalue()[-500:]}") from error

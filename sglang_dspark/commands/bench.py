@@ -25,6 +25,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Folder for the receipt; a new one under bench-receipts by default.")] = None,
     api_key: Annotated[str | None, typer.Option(help="The server's --api-key.")] = None,
     admin_api_key: Annotated[str | None, typer.Option(help="The server's --admin-api-key, to switch modes.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder of the tokenizer, where the server's own path is not on this machine. No hub is asked.")] = None,
 ) -> None:
     """Tokens per step, step time, time to first token, time per token and throughput of modes that bracket each other."""
     from sglang_dspark.bench import bracket, receipt
@@ -41,7 +42,8 @@ def bench(
             for clients in plan.concurrencies:
                 one.settings_at(clients)
         rows = sources.traffic(list(classes), requests, seed, temperature, prompts)
-        server = Server(url.rstrip("/"), api_key, admin_api_key)
+        server = Server(url.rstrip("/"), api_key, admin_api_key, tokenizer)
+        server.tokenizer_path()
         folder = out or Path("bench-receipts") / time.strftime("%Y%m%d-%H%M%S")
         written = receipt.begin(folder, plan, server.describe())
     except (ArmError, ServerError, ValueError, OSError) as error:

@@ -1,14 +1,17 @@
 """A benchmark says no more than it measured: controls bracket, the bar stands before the run, a failed run is no result.
 
 Bug classes: a verdict from noise (controls that differ by more than the gain), a treatment that keeps a setting of the
-arm before it, a receipt that is written although requests failed, a key in a file, settings left switched behind. The
-arithmetic is checked on planted numbers; one real benchmark runs against the tiny pair.
+arm before it, a receipt that is written although requests failed, a key in a file, settings left switched behind, a
+model hub that is asked for a tokenizer (20 s of retries a run without a network; every look-up of an address is seen).
+The arithmetic is checked on planted numbers; one real benchmark runs against the tiny pair.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from sglang_dspark.bench import receipt, traffic
 from sglang_dspark.bench.arms import CLEAN, ArmError, parse_arm
 from sglang_dspark.bench.bracket import Cell, Plan, Run, execute, gained, plan_to_dict, verdicts
 from sglang_dspark.bench.dflash import without_sequential_head
-from sglang_dspark.bench.server import Server, ServerError, run_load
+from sglang_dspark.bench.server import Server, ServerError, offline, run_load
 from sglang_dspark.config import DSparkConfig
 
 
@@ -139,6 +142,48 @@ def test_a_run_with_failed_requests_is_no_result(dspark, tmp_path):
     traffic.save_rows(rows, tmp_path / "chat.jsonl", 8)
     with pytest.raises(ServerError):
         run_load(Server(dspark.url), tmp_path / "chat.jsonl", 1, 1, 8, stop_at_end=False)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """Hosts other than this machine whose address anybody in this process looks up; none of them is found."""
+    hosts, look_up = [], socket.getaddrinfo
+
+    def watch(host, *args, **kwargs):
+        if host in ("127.0.0.1", "localhost", b"127.0.0.1"):
+            return look_up(host, *args, **kwargs)
+        hosts.append(host)
+        raise socket.gaierror("no network in this test")
+
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", watch)
+    return hosts
+
+
+def test_a_run_asks_no_hub_for_the_tokenizer_by_the_served_name(dspark, tmp_path, monkeypatch, asked):
+    traffic.save_rows([{"messages": [{"role": "user", "content": "hello"}]}], tmp_path / "chat.jsonl", 8)
+    monkeypatch.setattr("sglang_dspark.bench.server.offline", contextlib.nullcontext)  # the paths alone must do
+    server = Server(dspark.url)
+    assert server.tokenizer_path().is_dir()
+    monkeypatch.setattr(Server, "model_name", lambda self: "nobody/served-under-this-name")
+    load = run_load(server, tmp_path / "chat.jsonl", 1, 1, 8, stop_at_end=False)
+    assert load["completed"] == 1 and asked == []
+
+
+@pytest.mark.parametrize("name", ["nobody/no-such-tokenizer", "/srv/models/on-the-servers-machine", "a b c"])
+def test_a_tokenizer_that_is_not_here_is_refused_with_the_flag_and_without_a_network(name, dspark, tmp_path, asked):
+    with pytest.raises(ServerError, match="--tokenizer"):
+        run_load(Server(dspark.url, tokenizer=name), tmp_path / "none.jsonl", 1, 1, 8, stop_at_end=False)
+    assert asked == []
+
+
+def test_what_the_generator_would_fetch_on_its_own_is_not_fetched(asked):
+    from transformers import AutoTokenizer
+
+    with offline(), pytest.raises(OSError):
+        AutoTokenizer.from_pretrained("nobody/no-such-tokenizer")
+    assert asked == []
 
 
 def test_settings_are_put_back_even_where_a_benchmark_fails(dspark, monkeypatch):
