@@ -28,7 +28,7 @@ def one_pass(draft: DSparkDraft, context: torch.Tensor, new: torch.Tensor, ancho
     context[:, -new.shape[1] :] = draft.fuse(new)
     hidden = draft.blocks(context, anchors[:, None], lengths[:, None])[:, 0]
     base, previous, state = draft.base_logits(hidden), anchors, None
-    for k in range(draft.config.gamma):
+    for k in range(draft.config.block_size):
         logits = base[:, k]
         if draft.markov_head is not None:
             bias, state = draft.markov_head.bias(previous, hidden[:, k], state)
@@ -41,7 +41,7 @@ def measure(draft: DSparkDraft, requests: int, context_length: int, repetitions:
     """Milliseconds of a pass for ``requests`` requests: minimum and median."""
     c = draft.config
     context = torch.randn(requests, context_length, c.hidden_size).bfloat16()
-    new = torch.randn(requests, 2, c.hidden_size * len(c.feature_layers)).bfloat16()
+    new = torch.randn(requests, 2, c.hidden_size * len(c.target_layer_ids)).bfloat16()
     anchors = torch.randint(0, c.vocab_size, (requests,))
     lengths = torch.full((requests,), context_length)
     times = []
@@ -72,8 +72,8 @@ def main() -> None:
         "context": arguments.context,
         "repetitions": arguments.repetitions,
         "load_average_before": load,
-        "layers": draft.config.layers,
-        "draft_vocab_size": draft.config.draft_vocab_size,
+        "layers": draft.config.num_hidden_layers,
+        "draft_vocab_size": draft.config.support_size,
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),

@@ -81,6 +81,11 @@ class DraftConfig:
             self.enable_confidence_head and not self.confidence_head_with_markov)
 
     @property
+    def restricted(self) -> bool:
+        """Whether the draft proposes from `draft_token_ids` only."""
+        return self.draft_vocab_size is not None
+
+    @property
     def support_size(self) -> int:
         """How many tokens the draft can propose."""
         return self.draft_vocab_size or self.vocab_size

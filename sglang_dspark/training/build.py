@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from sglang_dspark.training.draft_config import DraftConfig, make_config
+from sglang_dspark.checkpoint import read_draft_config
 from sglang_dspark.training.model import DSparkDraft
 from sglang_dspark.training.settings import TrainSettings
 from sglang_dspark.training.target import Target
+
+# Keys of every transformers config that say nothing about a draft.
+TRANSFORMERS_NOISE = [
+    "_name_or_path",
+    "transformers_version",
+    "quantization_config",
+    "auto_map",
+    "output_hidden_states",
+    "output_attentions",
+    "return_dict",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "chunk_size_feed_forward",
+    "is_encoder_decoder",
+    "use_cache",
+]
 
 
 def default_feature_layers(target_layers: int, count: int = 3) -> tuple[int, ...]:
@@ -64,13 +82,25 @@ def draft_settings(settings: TrainSettings, target: Target, feature_layers: tupl
     )
 
 
+def make_config(target: dict, **draft) -> dict:
+    """config.json of a new draft: a copy of the target's settings with the draft's keys over them (flat, DeepSpec's
+    way).
+    """
+    raw = copy.deepcopy(target)
+    for key in TRANSFORMERS_NOISE:
+        raw.pop(key, None)
+    raw["num_target_layers"] = raw["num_hidden_layers"]
+    raw.update(tie_word_embeddings=False, **draft)
+    raw["layer_types"] = ["full_attention"] * raw["num_hidden_layers"]
+    return raw
+
+
 def new_draft(settings: TrainSettings, target: Target, feature_layers: tuple[int, ...]) -> DSparkDraft:
     """A float32 draft ready to train; ``draft_token_ids`` is to be set by the caller where the vocabulary is
     restricted.
     """
     torch.manual_seed(settings.seed)
-    config = DraftConfig.from_dict(draft_settings(settings, target, feature_layers))
-    draft = DSparkDraft(config, target.embedding, target.lm_head)
+    draft = DSparkDraft(draft_settings(settings, target, feature_layers), target.embedding, target.lm_head)
     _initialise(draft)
     if settings.init_from_target:
         _start_from_target(draft, target)
@@ -78,7 +108,7 @@ def new_draft(settings: TrainSettings, target: Target, feature_layers: tuple[int
 
 
 def _initialise(draft: DSparkDraft) -> None:
-    std = draft.config.raw.get("initializer_range", 0.02)
+    std = draft.raw.get("initializer_range", 0.02)
     with torch.no_grad():
         for module in draft.modules():
             if isinstance(module, torch.nn.Linear):
@@ -99,7 +129,7 @@ def _start_from_target(draft: DSparkDraft, target: Target) -> None:
     features normalised this equals what the successor itself would compute for the context.
     """
     c = draft.config
-    first = min(c.feature_layers[-1] + 1, len(target.model.model.layers) - c.layers)
+    first = min(c.target_layer_ids[-1] + 1, len(target.model.model.layers) - c.num_hidden_layers)
     with torch.no_grad():
         for layer, ours in enumerate(draft.layers):
             theirs = target.model.model.layers[max(first, 0) + layer].state_dict()
@@ -122,7 +152,7 @@ def continue_from(draft: DSparkDraft, folder: str) -> None:
     own weights but add nothing at first (their output projections start at zero), so the start is as good as what it
     continues.
     """
-    old_config = DraftConfig.load(folder)
+    old_config = read_draft_config(folder)
     state: dict[str, torch.Tensor] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         state.update(load_file(path))
@@ -130,14 +160,14 @@ def continue_from(draft: DSparkDraft, folder: str) -> None:
     mine = draft.state_dict()
     with torch.no_grad():
         old_w2 = state.pop("markov_head.markov_w2.weight", None)
-        if old_w2 is not None and draft.markov_head is not None and old_w2.shape[1] == draft.config.rank:
-            full = torch.zeros(draft.config.vocab_size, draft.config.rank)
+        if old_w2 is not None and draft.markov_head is not None and old_w2.shape[1] == draft.config.markov_rank:
+            full = torch.zeros(draft.config.vocab_size, draft.config.markov_rank)
             full[old_ids] = old_w2.float()
-            ids = draft.token_ids(torch.arange(draft.config.draft_vocab_size)).cpu()
+            ids = draft.token_ids(torch.arange(draft.config.support_size)).cpu()
             draft.markov_head.markov_w2.weight.copy_(full[ids])
         for name, tensor in state.items():
             if name in mine and mine[name].shape == tensor.shape:
                 mine[name].copy_(tensor)
-        for layer in draft.layers[old_config.layers :]:
+        for layer in draft.layers[old_config.num_hidden_layers :]:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()

@@ -23,7 +23,7 @@ def export_draft(draft: DSparkDraft, folder: Path, dtype: torch.dtype = torch.bf
         kind = torch.int32 if name == "draft_token_ids" else dtype
         state[name] = tensor.detach().to("cpu", kind).contiguous()
     _replace(folder / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
-    _replace(folder / "config.json", lambda path: path.write_text(json.dumps(draft.config.raw, indent=2) + "\n"))
+    _replace(folder / "config.json", lambda path: path.write_text(json.dumps(draft.raw, indent=2) + "\n"))
     return folder
 
 

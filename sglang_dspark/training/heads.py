@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sglang_dspark.training.draft_config import DraftConfig
+from sglang_dspark.checkpoint import DraftConfig
 
 
 class VanillaMarkov(nn.Module):
@@ -16,8 +16,8 @@ class VanillaMarkov(nn.Module):
 
     def __init__(self, config: DraftConfig):
         super().__init__()
-        self.markov_w1 = nn.Embedding(config.vocab_size, config.rank)
-        self.markov_w2 = nn.Linear(config.rank, config.draft_vocab_size, bias=False)
+        self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
+        self.markov_w2 = nn.Linear(config.markov_rank, config.support_size, bias=False)
 
     def embed(self, previous: torch.Tensor) -> torch.Tensor:
         """W1 of target token ids [...] -> [..., r]."""
@@ -44,7 +44,7 @@ class GatedMarkov(VanillaMarkov):
 
     def __init__(self, config: DraftConfig):
         super().__init__(config)
-        self.gate_proj = nn.Linear(config.hidden_size + config.rank, config.rank)
+        self.gate_proj = nn.Linear(config.hidden_size + config.markov_rank, config.markov_rank)
 
     def latent(self, previous, hidden, state=None):
         embedded = self.embed(previous)
@@ -57,7 +57,7 @@ class RnnMarkov(VanillaMarkov):
 
     def __init__(self, config: DraftConfig):
         super().__init__(config)
-        self.joint_proj = nn.Linear(2 * config.rank + config.hidden_size, 3 * config.rank)
+        self.joint_proj = nn.Linear(2 * config.markov_rank + config.hidden_size, 3 * config.markov_rank)
 
     def latent(self, previous, hidden, state=None):
         embedded = self.embed(previous)
@@ -80,7 +80,7 @@ HEADS = {"vanilla": VanillaMarkov, "gated": GatedMarkov, "rnn": RnnMarkov}
 
 def make_markov_head(config: DraftConfig) -> VanillaMarkov | None:
     """The head of the config, or None at rank 0 (a DFlash draft)."""
-    return HEADS[config.head_type](config) if config.rank else None
+    return HEADS[config.markov_head_type](config) if config.markov_rank else None
 
 
 class ConfidenceHead(nn.Module):

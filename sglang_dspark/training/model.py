@@ -11,6 +11,7 @@ unless the config asks for them.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from sglang_dspark.training.draft_config import DraftConfig
+from sglang_dspark.checkpoint import DraftConfig, flatten_keys
 from sglang_dspark.training.heads import ConfidenceHead, make_markov_head
 
 
@@ -40,18 +41,18 @@ class Attention(nn.Module):
         super().__init__()
         c, d = config, config.head_dim
         self.config = config
-        self.q_proj = nn.Linear(c.hidden_size, c.heads * d, bias=False)
-        self.k_proj = nn.Linear(c.hidden_size, c.kv_heads * d, bias=False)
-        self.v_proj = nn.Linear(c.hidden_size, c.kv_heads * d, bias=False)
-        self.o_proj = nn.Linear(c.heads * d, c.hidden_size, bias=False)
-        if c.qk_norm:
+        self.q_proj = nn.Linear(c.hidden_size, c.num_attention_heads * d, bias=False)
+        self.k_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * d, bias=False)
+        self.v_proj = nn.Linear(c.hidden_size, c.num_key_value_heads * d, bias=False)
+        self.o_proj = nn.Linear(c.num_attention_heads * d, c.hidden_size, bias=False)
+        if c.has_qk_norm:
             self.q_norm, self.k_norm = RMSNorm(d, c.rms_norm_eps), RMSNorm(d, c.rms_norm_eps)
 
     def _keys_values(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [..., d] -> keys (normalised, rotated) and values [..., kv_heads, head_dim]."""
-        shape = (*x.shape[:-1], self.config.kv_heads, self.config.head_dim)
+        shape = (*x.shape[:-1], self.config.num_key_value_heads, self.config.head_dim)
         keys, values = self.k_proj(x).view(shape), self.v_proj(x).view(shape)
-        return rotate(self.k_norm(keys) if self.config.qk_norm else keys, cos, sin), values
+        return rotate(self.k_norm(keys) if self.config.has_qk_norm else keys, cos, sin), values
 
     def forward(self, block, context, block_rope, context_rope, mask):
         """block [b, A, γ, d]; context [b, n, d]; mask [b, A, n] additive float -> [b, A, γ, d].
@@ -61,23 +62,25 @@ class Attention(nn.Module):
         """
         b, blocks, gamma, _ = block.shape
         c, n = self.config, context.shape[1]
-        groups = c.heads // c.kv_heads
-        queries = self.q_proj(block).view(b, blocks, gamma, c.heads, c.head_dim)
-        queries = rotate(self.q_norm(queries) if c.qk_norm else queries, *block_rope) * c.head_dim**-0.5
-        queries = queries.view(b, blocks, gamma, c.kv_heads, groups, c.head_dim)
+        groups = c.num_attention_heads // c.num_key_value_heads
+        queries = self.q_proj(block).view(b, blocks, gamma, c.num_attention_heads, c.head_dim)
+        queries = rotate(self.q_norm(queries) if c.has_qk_norm else queries, *block_rope) * c.head_dim**-0.5
+        queries = queries.view(b, blocks, gamma, c.num_key_value_heads, groups, c.head_dim)
         keys, values = self._keys_values(context, *context_rope)
         own_keys, own_values = self._keys_values(block, *block_rope)
-        far = queries.permute(0, 3, 1, 4, 2, 5).reshape(b, c.kv_heads, blocks * groups * gamma, c.head_dim)
+        far = queries.permute(0, 3, 1, 4, 2, 5).reshape(b, c.num_key_value_heads, blocks * groups * gamma, c.head_dim)
         scores = far @ keys.permute(0, 2, 3, 1)
-        scores = scores.float().view(b, c.kv_heads, blocks, groups * gamma, n) + mask[:, None, :, None, :]
-        near = queries.permute(0, 1, 3, 4, 2, 5).reshape(b, blocks, c.kv_heads, groups * gamma, c.head_dim)
+        scores = scores.float().view(b, c.num_key_value_heads, blocks, groups * gamma, n) + mask[:, None, :, None, :]
+        near = queries.permute(0, 1, 3, 4, 2, 5).reshape(b, blocks, c.num_key_value_heads, groups * gamma, c.head_dim)
         own = (near @ own_keys.permute(0, 1, 3, 4, 2)).float().permute(0, 2, 1, 3, 4)
         weights = torch.softmax(torch.cat([scores, own], -1), -1).to(block.dtype)
-        out = weights[..., :n].reshape(b, c.kv_heads, -1, n) @ values.permute(0, 2, 1, 3)
-        out = out.view(b, c.kv_heads, blocks, groups, gamma, c.head_dim)
+        out = weights[..., :n].reshape(b, c.num_key_value_heads, -1, n) @ values.permute(0, 2, 1, 3)
+        out = out.view(b, c.num_key_value_heads, blocks, groups, gamma, c.head_dim)
         own_out = weights[..., n:].permute(0, 2, 1, 3, 4) @ own_values.permute(0, 1, 3, 2, 4)
-        own_out = own_out.reshape(b, blocks, c.kv_heads, groups, gamma, c.head_dim).permute(0, 2, 1, 3, 4, 5)
-        return self.o_proj((out + own_out).permute(0, 2, 4, 1, 3, 5).reshape(b, blocks, gamma, c.heads * c.head_dim))
+        own_out = own_out.reshape(b, blocks, c.num_key_value_heads, groups, gamma, c.head_dim).permute(0, 2, 1, 3, 4, 5)
+        return self.o_proj(
+            (out + own_out).permute(0, 2, 4, 1, 3, 5).reshape(b, blocks, gamma, c.num_attention_heads * c.head_dim)
+        )
 
 
 class MLP(nn.Module):
@@ -105,27 +108,35 @@ class Layer(nn.Module):
 
 
 class DSparkDraft(nn.Module):
-    """A draft over a target's embedding [V, d] and lm_head [V, d], which are shared, frozen and not saved."""
+    """A draft over a target's embedding [V, d] and lm_head [V, d], which are shared, frozen and not saved.
 
-    def __init__(self, config: DraftConfig, embedding: torch.Tensor, lm_head: torch.Tensor):
+    ``raw`` is its whole config.json, flat or nested: the target's settings (RoPE among them) with the draft's over them.
+    """
+
+    def __init__(self, raw: dict, embedding: torch.Tensor, lm_head: torch.Tensor):
         super().__init__()
-        self.config = c = config
+        self.raw = flatten_keys(raw)
+        self.config = c = DraftConfig.from_dict(raw)
         for name, weight in (("embedding", embedding), ("lm_head", lm_head)):
             if tuple(weight.shape) != (c.vocab_size, c.hidden_size):
                 raise ValueError(
                     f"the {name} is {tuple(weight.shape)}, the draft needs {(c.vocab_size, c.hidden_size)}"
                 )
-        self.fc = nn.Linear(len(c.feature_layers) * c.hidden_size, c.hidden_size, bias=False)
+        self.fc = nn.Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.layers))
+        self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.markov_head = make_markov_head(c)
-        self.confidence_head = ConfidenceHead(c.confidence_input_size) if c.confidence else None
-        self.hidden_confidence_head = ConfidenceHead(c.hidden_size) if c.hidden_confidence else None
+        self.confidence_head = self._confidence_head() if c.enable_confidence_head else None
+        self.hidden_confidence_head = ConfidenceHead(c.hidden_size) if c.enable_hidden_confidence_head else None
         if c.restricted:
-            self.register_buffer("draft_token_ids", torch.arange(c.draft_vocab_size))
+            self.register_buffer("draft_token_ids", torch.arange(c.support_size))
         # Plain tensors, not parameters: shared with the target, never trained, never saved.
         self.embedding, self._lm_head, self._rows = embedding.detach(), lm_head.detach(), None
+
+    def _confidence_head(self) -> ConfidenceHead:
+        c = self.config
+        return ConfidenceHead(c.hidden_size + (c.markov_rank if c.confidence_head_with_markov else 0))
 
     @property
     def lm_head(self) -> torch.Tensor:
@@ -157,11 +168,11 @@ class DSparkDraft(nn.Module):
         A block at position a sees context 0..a-1 and itself; slot i stands at RoPE position a + i (design.md §2).
         """
         c, n = self.config, context.shape[1]
-        ids = torch.full((*tokens.shape, c.gamma), c.mask_token_id, device=tokens.device)
+        ids = torch.full((*tokens.shape, c.block_size), c.mask_token_id, device=tokens.device)
         ids[..., 0] = tokens
         x = F.embedding(ids, self.embedding).to(context.dtype)
         where = torch.arange(n, device=context.device)
-        slots = positions[..., None] + torch.arange(c.gamma, device=context.device)
+        slots = positions[..., None] + torch.arange(c.block_size, device=context.device)
         mask = torch.zeros(*positions.shape, n, device=context.device)
         mask.masked_fill_(where >= positions[..., None], float("-inf"))
         block_rope, context_rope = self._rope(slots, context.dtype), self._rope(where, context.dtype)
@@ -193,13 +204,13 @@ class DSparkDraft(nn.Module):
         """
         if kind == "hidden":
             return self.hidden_confidence_head(hidden)
-        if not self.config.confidence_with_markov:
+        if not self.config.confidence_head_with_markov:
             return self.confidence_head(hidden)
         return self.confidence_head(torch.cat([hidden, self.markov_head.embed(previous).to(hidden.dtype)], -1))
 
     def _rope(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """cos, sin [..., 1, head_dim/2] of the target's rotary embedding (default type)."""
-        raw, d = self.config.raw, self.config.head_dim
+        raw, d = self.raw, self.config.head_dim
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -228,7 +239,7 @@ def load_draft(
     ``lm_head.weight``. dtype: of all parameters.
     Raises ValueError naming missing, unexpected or misshapen keys.
     """
-    config = DraftConfig.load(folder)
+    raw = json.loads((Path(folder) / "config.json").read_text())
     state: dict[str, torch.Tensor] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         state.update(load_file(path))
@@ -236,8 +247,8 @@ def load_draft(
     lm_head = state.pop("lm_head.weight", lm_head)
     if embedding is None or lm_head is None:
         raise ValueError(f"{folder} stores no embed_tokens/lm_head: give the target's")
-    draft = DSparkDraft(config, embedding.to(dtype), lm_head.to(dtype))
-    if config.restricted and "draft_token_ids" in state:
+    draft = DSparkDraft(raw, embedding.to(dtype), lm_head.to(dtype))
+    if draft.config.restricted and "draft_token_ids" in state:
         state["draft_token_ids"] = state["draft_token_ids"].long()
     try:
         draft.load_state_dict(state, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_dspark.training.draft_config import DraftConfig
+from sglang_dspark.checkpoint import DraftConfig
 from sglang_dspark.training.settings import TrainSettings
 
 
@@ -14,13 +14,14 @@ def write_model_card(folder: Path, settings: TrainSettings, config: DraftConfig,
 
 
 def _lines(s: TrainSettings, c: DraftConfig, tables: dict) -> list[str]:
+    head = c.markov_head_type if c.markov_rank else "none"
     training = tables["training"]
     target = Path(s.target).name
     lines = [
         f"# DSpark draft for {target}",
         "",
         (
-            f"Proposes {c.gamma} tokens a step for `{target}` under `sglang-dspark serve`. It shares the target's "
+            f"Proposes {c.block_size} tokens a step for `{target}` under `sglang-dspark serve`. It shares the target's "
             "embedding and lm_head, and is of no use without that target. Made by `sglang-dspark train-draft`."
         ),
         "",
@@ -28,10 +29,10 @@ def _lines(s: TrainSettings, c: DraftConfig, tables: dict) -> list[str]:
         "",
         "| | |",
         "|---|---|",
-        f"| block | {c.architecture}, {c.layers} layer(s), features: target layers {list(c.feature_layers)} |",
-        f"| sequential head | {c.head_type}, rank {c.rank} |",
+        f"| block | {c.architecture}, {c.num_hidden_layers} layer(s), features: target layers {list(c.target_layer_ids)} |",
+        f"| sequential head | {head}, rank {c.markov_rank} |",
         f"| confidence | {s.confidence} |",
-        f"| proposable tokens | {c.draft_vocab_size} of {c.vocab_size} |",
+        f"| proposable tokens | {c.support_size} of {c.vocab_size} |",
         f"| mask token | {c.mask_token_id} (never part of an answer) |",
         f"| loss | {s.ce:g} CE + {s.tv:g} TV + confidence BCE, position decay {s.decay:g} |",
         f"| training | {training['minutes']:g} min, {training['step']} steps, {training['anchors']} anchors |",
@@ -50,9 +51,9 @@ def _lines(s: TrainSettings, c: DraftConfig, tables: dict) -> list[str]:
         "",
     ]
     for name, table in tables["acceptance"].items():
-        lines += [f"### {name}", "", "| class | accepted length | " + " | ".join(map(str, range(1, c.gamma + 1)))]
+        lines += [f"### {name}", "", "| class | accepted length | " + " | ".join(map(str, range(1, c.block_size + 1)))]
         lines[-1] += " | rounds |"
-        lines.append("|" + "---|" * (c.gamma + 3))
+        lines.append("|" + "---|" * (c.block_size + 3))
         for kind, row in table.items():
             cells = " | ".join(f"{x:.2f}" for x in row["conditional"])
             lines.append(f"| {kind} | {row['length']:.2f} | {cells} | {row['rounds']} |")

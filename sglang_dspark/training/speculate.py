@@ -48,7 +48,7 @@ class Speculator:
         self, target: Target, draft: DSparkDraft, temperature: float, max_new: int, seed: int = 0, head: bool = True
     ):
         self.target, self.draft, self.temperature, self.max_new, self.head = target, draft, temperature, max_new, head
-        self.gamma = draft.config.gamma
+        self.gamma = draft.config.block_size
         self.random = torch.Generator(device=target.device).manual_seed(seed)
         self.rounds = Rounds()
         self.dtype = draft.fc.weight.dtype

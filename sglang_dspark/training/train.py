@@ -46,8 +46,8 @@ def label_map(draft: DSparkDraft) -> torch.Tensor:
     """[V] int64: target id -> index in the draft's vocabulary, -1 where the draft cannot propose it."""
     c = draft.config
     table = torch.full((c.vocab_size,), -1, device=draft.fc.weight.device)
-    ids = draft.token_ids(torch.arange(c.draft_vocab_size, device=table.device))
-    table[ids] = torch.arange(c.draft_vocab_size, device=table.device)
+    ids = draft.token_ids(torch.arange(c.support_size, device=table.device))
+    table[ids] = torch.arange(c.support_size, device=table.device)
     return table
 
 
@@ -55,7 +55,7 @@ def forward_loss(draft: DSparkDraft, batch: Batch, table: torch.Tensor, settings
     """The loss of paper Eq. 9-12 over a batch; the weights decay with the slot (DeepSpec's constant, 4)."""
     c, shape = draft.config, batch.valid.shape
     hidden = draft.blocks(draft.fuse(batch.features), batch.tokens, batch.positions)
-    slots = torch.arange(c.gamma, device=hidden.device)
+    slots = torch.arange(c.block_size, device=hidden.device)
     weights = torch.exp(-slots / settings.decay) * batch.valid
     weights = (weights / weights.sum().clamp_min(1e-6)).flatten()
     flat, previous = hidden.flatten(0, 2), batch.previous.flatten()
@@ -109,11 +109,11 @@ class Trainer:
         c = self.draft.config
         if not c.restricted:
             return
-        path = self.work / f"vocabulary-{c.draft_vocab_size}.json"
+        path = self.work / f"vocabulary-{c.support_size}.json"
         if path.exists():
             ids = torch.tensor(json.loads(path.read_text()))
         else:
-            ids = frequent_tokens(self.work / "shards", c.vocab_size, c.draft_vocab_size, sorted(target.stop_ids))
+            ids = frequent_tokens(self.work / "shards", c.vocab_size, c.support_size, sorted(target.stop_ids))
             partial = path.with_suffix(f".partial-{os.getpid()}")
             partial.write_text(json.dumps(ids.tolist()))
             os.replace(partial, path)

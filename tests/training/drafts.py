@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from sglang_dspark.training.draft_config import DraftConfig
 from sglang_dspark.training.model import DSparkDraft
 
 SIZES = {
@@ -30,12 +29,13 @@ SIZES = {
 def random_draft(seed: int = 0, architecture: str = "Qwen3DSparkModel", **changes) -> DSparkDraft:
     """A float32 draft with every parameter random, norms included (a norm at 1 would hide a forgotten one)."""
     torch.manual_seed(seed)
-    config = DraftConfig.from_dict({"architectures": [architecture], **SIZES, **changes})
-    embedding = torch.randn(config.vocab_size, config.hidden_size)
-    draft = DSparkDraft(config, embedding, torch.randn(config.vocab_size, config.hidden_size))
+    raw = {"architectures": [architecture], **SIZES, **changes}
+    shape = raw["vocab_size"], raw["hidden_size"]
+    draft = DSparkDraft(raw, torch.randn(shape), torch.randn(shape))
+    config = draft.config
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.3)
     if config.restricted:
-        draft.draft_token_ids.copy_(torch.randperm(config.vocab_size)[: config.draft_vocab_size])
+        draft.draft_token_ids.copy_(torch.randperm(config.vocab_size)[: config.support_size])
     return draft.eval()

@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sglang_dspark.training.draft_config import DraftConfig
 from sglang_dspark.training.generate import Generator, Request
 from sglang_dspark.training.model import DSparkDraft
 from sglang_dspark.training.speculate import Speculator, judge, law
@@ -45,14 +44,14 @@ def target(tmp_path_factory) -> Target:
 
 
 def draft_for(target: Target, **changes) -> DSparkDraft:
-    raw = dict(random_draft(7, "LlamaDSparkModel", **changes).config.raw, vocab_size=64)
+    raw = dict(random_draft(7, "LlamaDSparkModel", **changes).raw, vocab_size=64)
     torch.manual_seed(3)
-    draft = DSparkDraft(DraftConfig.from_dict(raw), target.embedding, target.lm_head)
+    draft = DSparkDraft(raw, target.embedding, target.lm_head)
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.2)
         if draft.config.restricted:
-            draft.draft_token_ids.copy_(torch.randperm(64)[: draft.config.draft_vocab_size])
+            draft.draft_token_ids.copy_(torch.randperm(64)[: draft.config.support_size])
     return draft.eval()
 
 

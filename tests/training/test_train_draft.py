@@ -98,7 +98,7 @@ def test_one_command_makes_a_draft_that_loads_and_a_second_run_finds_it_done(tmp
         assert (out / name).exists(), name
     weights = tiny_target_weights(tiny_target)
     draft = load_draft(out, weights, weights)
-    assert draft.config.architecture == "Qwen3DSparkModel" and draft.config.hidden_confidence
+    assert draft.config.architecture == "Qwen3DSparkModel" and draft.config.enable_hidden_confidence_head
     log = json.loads((out / "training_log.json").read_text())
     assert log[-1]["held_length"] > 1.05
     sts = json.loads((out / "sts.json").read_text())
