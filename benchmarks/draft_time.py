@@ -1,9 +1,13 @@
-"""What one draft pass costs: context update, block, head with sampling, for R requests at a given context.
+"""What a draft pass costs in the running server, at several numbers of requests, and the speedup that follows.
 
-    python -m benchmarks.draft_time DRAFT TARGET [--threads 2] --out benchmarks/results/draft_time.json
+    python -m benchmarks.draft_time [--requests 1,4,8,16] [--tokens 128] [--out benchmarks/results/draft_time]
 
-Times are of the plain-torch draft (training/model.py) in bfloat16: the engine's adds or saves what its kernels do. The
-minimum over the repetitions is what the machine can do; the median says how busy it was meanwhile.
+Starts one server with the demo pair in static mode: every step drafts and verifies whole blocks. R answers of equal
+length decode together, and the meter's own sums are read twice while all R run: before and after at least `--steps`
+steps. *Draft* is the backbone, the sequential head with its sampling, and nothing else; *verify* the target's forward
+over R·(γ+1) rows; *host* everything else of the worker's step (packing, acceptance, writing the draft's KV). *Plain* is
+a whole step of the same server in mode off, before and after (A, B, A2). The speedup is accepted length × plain / step:
+what static verification brings at that R, measured on the same answers. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -13,73 +17,106 @@ import json
 import os
 import platform
 import statistics
+import tempfile
+import threading
 import time
 from pathlib import Path
 
-import torch
+from tests.server.live import Server, start
 
-from sglang_dspark.training.model import DSparkDraft, load_draft
-from sglang_dspark.training.target import Target, draw
-
-
-@torch.inference_mode()
-def one_pass(draft: DSparkDraft, context: torch.Tensor, new: torch.Tensor, anchors, lengths) -> torch.Tensor:
-    """Fuse two new tokens' features a request, run the block, sample its γ tokens at temperature 1."""
-    context[:, -new.shape[1] :] = draft.fuse(new)
-    hidden = draft.blocks(context, anchors[:, None], lengths[:, None])[:, 0]
-    base, previous, state = draft.base_logits(hidden), anchors, None
-    for k in range(draft.config.block_size):
-        logits = base[:, k]
-        if draft.markov_head is not None:
-            bias, state = draft.markov_head.bias(previous, hidden[:, k], state)
-            logits = logits + bias
-        previous = draft.token_ids(draw(torch.softmax(logits.float(), -1)))
-    return previous
+CONTEXT = "Write a long story about a lighthouse keeper and the sea."
+PARTS = ("backbone", "draft", "verify", "host")
 
 
-def measure(draft: DSparkDraft, requests: int, context_length: int, repetitions: int) -> dict:
-    """Milliseconds of a pass for ``requests`` requests: minimum and median."""
-    c = draft.config
-    context = torch.randn(requests, context_length, c.hidden_size).bfloat16()
-    new = torch.randn(requests, 2, c.hidden_size * len(c.target_layer_ids)).bfloat16()
-    anchors = torch.randint(0, c.vocab_size, (requests,))
-    lengths = torch.full((requests,), context_length)
-    times = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        one_pass(draft, context, new, anchors, lengths)
-        times.append(1e3 * (time.perf_counter() - start))
-    return {"requests": requests, "min_ms": round(min(times), 2), "median_ms": round(statistics.median(times), 2)}
+def window(server: Server, requests: int, tokens: int, temperature: float) -> tuple[dict, dict]:
+    """The status after all `requests` answers decode together, and again before the first of them ends."""
+    prompts = [f"{CONTEXT} Variant {i}, {time.time()}." for i in range(requests)]
+    sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": temperature}
+    answers = threading.Thread(target=server.generate, args=(prompts,), kwargs=sampling)
+    answers.start()
+    first = last = None
+    while answers.is_alive():
+        status = server.get("/dspark/status")["ranks"][0]
+        running = status["last_step"].get("requests") == requests
+        if running and first is None:
+            first = status
+        elif running and first is not None:
+            last = status
+        time.sleep(0.25)
+    answers.join()
+    if first is None or last is None or last["timed_steps"] <= first["timed_steps"]:
+        raise SystemExit(f"{requests} answers of {tokens} tokens ended before they could be timed: give more --tokens")
+    return first, last
+
+
+def measure(server: Server, requests: int, tokens: int, temperature: float, **mode) -> dict:
+    """Milliseconds a step of one mode, in parts, and the accepted length."""
+    server.configure(**mode)
+    first, last = window(server, requests, tokens, temperature)
+    steps, timed = last["steps"] - first["steps"], last["timed_steps"] - first["timed_steps"]
+    spent = {part: last["seconds"][part] - first["seconds"][part] for part in ("step", *PARTS)}
+    served = last["requests"] - first["requests"]
+    return {
+        "steps": steps,
+        "mean_requests": served / steps,
+        "accepted_length": (last["tokens"]["committed"] - first["tokens"]["committed"]) / served,
+        "step_ms": 1e3 * spent["step"] / timed,
+        **{f"{part}_ms": 1e3 * spent[part] / steps for part in PARTS},
+    }
+
+
+def row(server: Server, requests: int, tokens: int, temperature: float) -> dict:
+    """One number of requests: plain, static, plain."""
+    plain = {"verify_mode": "off"}
+    before = measure(server, requests, tokens, temperature, **plain)
+    static = measure(server, requests, 2 * tokens, temperature, verify_mode="static")
+    after = measure(server, requests, tokens, temperature, **plain)
+    step = statistics.mean((before["step_ms"], after["step_ms"]))
+    return {
+        "requests": requests,
+        "draft_pass_ms": static["backbone_ms"] + static["draft_ms"],
+        **static,
+        "plain_step_ms": step,
+        "plain_spread": abs(before["step_ms"] - after["step_ms"]) / step,
+        "speedup": static["accepted_length"] * step / static["step_ms"],
+    }
+
+
+def table(rows: list[dict]) -> str:
+    columns = ("R", "draft pass, ms", "backbone", "head", "verify, ms", "host, ms", "step, ms", "plain step, ms (spread)",
+               "accepted length", "speedup of static")
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for r in rows:
+        lines.append(
+            f"| {r['requests']} | {r['draft_pass_ms']:.1f} | {r['backbone_ms']:.1f} | {r['draft_ms']:.1f} | "
+            f"{r['verify_ms']:.1f} | {r['host_ms']:.1f} | {r['step_ms']:.1f} | {r['plain_step_ms']:.1f} "
+            f"({100 * r['plain_spread']:.0f} %) | {r['accepted_length']:.2f} | {r['speedup']:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("draft", type=Path)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--repetitions", type=int, default=200)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    target = Target(arguments.target, ())
-    draft = load_draft(arguments.draft, target.embedding, target.lm_head, torch.bfloat16)
+    parser.add_argument("--requests", default="1,4,8,16")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "draft_time")
+    options = parser.parse_args()
     load = os.getloadavg()[0]
-    rows = [measure(draft, r, arguments.context, arguments.repetitions) for r in (1, 4, 8, 16)]
-    result = {
-        "rows": rows,
-        "threads": arguments.threads,
-        "context": arguments.context,
-        "repetitions": arguments.repetitions,
-        "load_average_before": load,
-        "layers": draft.config.num_hidden_layers,
-        "draft_vocab_size": draft.config.support_size,
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(rows))
+    with tempfile.TemporaryDirectory() as folder:
+        server = start(Path(folder) / "log", "--verify-mode", "static", "--max-running-requests", "32",
+                       "--log-level", "error", common=())
+        try:
+            rows = [row(server, int(r), options.tokens, options.temperature) for r in options.requests.split(",")]
+            gamma = server.get("/dspark/status")["ranks"][0]["gamma"]
+        finally:
+            server.stop()
+    about = (f"`python -m benchmarks.draft_time --requests {options.requests} --tokens {options.tokens}`, demo pair, "
+             f"γ = {gamma}, T = {options.temperature:g}, {platform.machine()}, {os.cpu_count()} cores, load average "
+             f"before {load:.2f}, {time.strftime('%Y-%m-%d')}.")
+    options.out.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    text = f"# What a draft pass costs in the server\n\n{about}\n\n{__doc__.split('[--out')[0].splitlines()[0]}\n\n"
+    options.out.with_suffix(".md").write_text(text + table(rows) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":
