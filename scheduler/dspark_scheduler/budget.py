@@ -64,7 +64,7 @@ def best_budget(
         min_window, max_window: bounds of every window, a number or one per request [R]; None is γ. A minimum above
             zero anywhere forbids skipping the draft: whoever sets it asks for drafting.
         max_step_seconds: only K whose step is at most this long (an inter-token latency goal). If none is, the
-            cheapest.
+            cheapest tier, filled.
         context: tokens of context of all requests together, for the cost model.
         drafting: how much the draft computes. "block": always R·γ slots. "depth": R·d slots where d is the longest
             window allowed; d is then optimised together with K. "windows": exactly the K slots that will be verified.
@@ -118,48 +118,71 @@ def _best_at_length(
     """The best K when no window is longer than `length` and the draft computes `slots` slots (None: as many as K)."""
     requests = values.shape[-2]
     base, floor, ladder = _candidates(values, low, high, length)
-    expected = np.empty(len(ladder) + 1)
-    expected[0] = 0.0
-    np.cumsum(ladder, out=expected[1:])
-    expected += requests + base
-    tokens = np.arange(requests + floor, requests + floor + len(expected))
-    seconds = cost.step_seconds(requests, tokens, context)
-    seconds = seconds + cost.draft_seconds(tokens - requests if slots is None else slots)
+    least = requests + floor  # rows of the smallest step; K counts from there
+    seconds = cost.step_seconds(requests, range(least, least + len(ladder)), context)
+    seconds = seconds + cost.draft_seconds(np.arange(floor, floor + len(ladder)) if slots is None else slots)
+    # Neighbours that cost the same form a tier. Its last K commits most, so only the last ones are compared.
+    starts = np.empty(len(ladder) + 1, bool)
+    starts[0] = starts[-1] = True
+    np.not_equal(seconds[1:], seconds[:-1], out=starts[1:-1])
+    edges = starts.nonzero()[0]
+    last = edges[1:] - 1
+    seconds = seconds[last]
+    expected = _sums(ladder, edges) + (requests + base)
     rate = expected / seconds
     if limit < np.inf:
         allowed = seconds <= limit
         rate = np.where(allowed, rate, -np.inf) if allowed.any() else -seconds
-    best = int(rate.argmax())
-    return Budget(floor + best, float(expected[best]), float(seconds[best]), False, length)
+    best = rate.argmax()
+    return Budget(floor + int(last[best]), float(expected[best]), float(seconds[best]), False, length)
 
 
 def _candidates(
     values: np.ndarray, low: np.ndarray | None, high: np.ndarray | None, length: int
 ) -> tuple[float, int, np.ndarray]:
-    """Survival that is verified in any case, how many entries that is, and the other entries in falling order."""
+    """Survival that is verified in any case, how many entries that is, and the ladder of the other entries."""
     values = values[..., :length]
-    cases = len(values) if values.ndim == 3 else 1
     if low is None:
-        base, floor, chosen = 0.0, 0, values.reshape(cases, -1)
-    else:
-        position = np.arange(length)
-        forced = position < low[:, None]
-        certain = values[..., forced]
-        if certain.size and not (0.0 <= certain.min() and certain.max() <= 1.0):
-            raise ValueError("survival must lie in [0, 1] and hold no NaN")
-        base, floor = float(certain.sum(dtype=np.float64)) / cases, int(np.count_nonzero(forced))
-        chosen = values[..., ~forced & (position < high[:, None])].reshape(cases, -1)
-    ladder = np.sort(chosen)[:, ::-1]
-    if cases == 1:
-        ladder = ladder[0]
-        least, most = (ladder[-1], ladder[0]) if len(ladder) else (0.0, 0.0)
-    else:
-        least, most = ladder[:, -1:].min(initial=0.0), ladder[:, :1].max(initial=0.0)
-        ladder = ladder.mean(axis=0, dtype=np.float64)
-    # Sorted, NaN comes last; so two comparisons check every entry.
+        return 0.0, 0, _ladder(values.ravel(order="K") if values.ndim == 2 else values.reshape(len(values), -1))
+    position = np.arange(length)
+    forced = position < low[:, None]
+    certain = values[..., forced]
+    _check_ends(certain.min(initial=0.0), certain.max(initial=0.0))
+    base = float(certain.sum(dtype=np.float64)) / (len(values) if values.ndim == 3 else 1)
+    return base, int(np.count_nonzero(forced)), _ladder(values[..., ~forced & (position < high[:, None])])
+
+
+def _ladder(chosen: np.ndarray) -> np.ndarray:
+    """What the K-th draft adds, K = 0, 1, ..: zero, then the entries of `chosen` [n] or [H, n] in falling order.
+
+    The entries of several cases are averaged rank by rank. Entries that are zero are left out: they add nothing.
+    """
+    rising = np.empty((*chosen.shape[:-1], chosen.shape[-1] + 1), chosen.dtype)
+    rising[..., -1] = 0.0  # K = 0, at the end because the ladder is read backwards
+    entries = rising[..., :-1]
+    entries[:] = chosen
+    entries.sort()
+    if chosen.ndim == 2:
+        _check_ends(entries[:, :1].min(initial=0.0), entries[:, -1:].max(initial=0.0))
+        rising = rising.mean(axis=0, dtype=np.float64)
+    elif len(entries):
+        _check_ends(entries[0], entries[-1])
+    ladder = rising[::-1]
+    return ladder if ladder[-1] > 0 else ladder[: 1 + np.count_nonzero(ladder)]
+
+
+def _sums(ladder: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Sum of the ladder up to the end of every stretch [edges[i], edges[i+1]), in float64."""
+    if len(edges) > len(ladder):  # stretches of one
+        return np.add.accumulate(ladder, dtype=np.float64)
+    # Adding an entry to its stretch takes a seventh of the time of a step of a running sum.
+    return np.add.accumulate(np.add.reduceat(ladder, edges[:-1], dtype=np.float64))
+
+
+def _check_ends(least: float, most: float) -> None:
+    """Refuse survival with these extremes. Sorting and `max` put NaN last, so two comparisons speak for all entries."""
     if not (0.0 <= least and most <= 1.0):
         raise ValueError("survival must lie in [0, 1] and hold no NaN")
-    return base, floor, ladder
 
 
 def plan_budget(

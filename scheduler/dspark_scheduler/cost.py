@@ -18,8 +18,11 @@ DENSE = 8192  # tokens up to which θ is kept as an array; beyond, it is compute
 class CostModel(Protocol):
     """Seconds for one engine step."""
 
-    def step_seconds(self, requests: int, tokens: int | np.ndarray, context: float = 0) -> float | np.ndarray:
-        """Seconds of the target's part of a step: `requests` running, `tokens` rows in the forward pass."""
+    def step_seconds(self, requests: int, tokens: int | range | np.ndarray, context: float = 0) -> float | np.ndarray:
+        """Seconds of the target's part of a step: `requests` running, `tokens` rows in the forward pass.
+
+        A planner asks for a range of `tokens`, all its choices at once.
+        """
 
     def draft_seconds(self, slots: int | np.ndarray) -> float | np.ndarray:
         """Seconds of the draft's part when it computes `slots` drafted slots; 0 for no slots."""
@@ -67,17 +70,19 @@ class AdditiveCostModel:
         object.__setattr__(self, "tiers", tiers)
         object.__setattr__(self, "_dense", self._theta_of(np.arange(DENSE)))
 
-    def step_seconds(self, requests: int, tokens: int | np.ndarray, context: float = 0) -> float | np.ndarray:
+    def step_seconds(self, requests: int, tokens: int | range | np.ndarray, context: float = 0) -> float | np.ndarray:
         """Seconds of a step without its draft.
 
         Args:
             requests: R >= 0, scalar or array.
-            tokens: M >= 0 rows of the forward pass (anchors and drafts), integer scalar or array.
+            tokens: M >= 0 rows of the forward pass (anchors and drafts), integer scalar, array or range.
             context: tokens of context of all requests together, scalar or array.
 
         Returns:
             float or float64 array of the broadcast shape.
         """
+        if isinstance(tokens, range):  # a slice needs no copy
+            tokens = slice(tokens.start, tokens.stop, tokens.step) if tokens.stop <= DENSE else np.asarray(tokens)
         try:
             theta = self._dense[tokens]
         except IndexError:  # beyond the dense part

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 
@@ -52,8 +53,8 @@ class LaggedSurvival:
     @property
     def complete(self) -> bool:
         """Whether everything is known of every request."""
-        least = self.values[..., 0].min(initial=1.0)  # NaN if there is one
-        return not np.isnan(least)
+        first = self.values[..., 0]
+        return first.size == 0 or not isnan(first.item(first.argmax()))  # argmax finds a NaN before anything else
 
     def averaged(self) -> LaggedSurvival:
         """Every request's mean over its history, [R, γ]; NaN where it has none."""

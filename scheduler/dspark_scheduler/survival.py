@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 
@@ -15,7 +17,7 @@ def survival(confidence: np.ndarray) -> np.ndarray:
         confidence: [R, γ] floats, `c[r, j] = P(token j accepted | tokens before j accepted)`, calibrated or raw.
 
     Returns:
-        [R, γ] in the dtype of a float32 or float64 input, float64 otherwise.
+        [R, γ] in the dtype of a float32 or float64 input, float64 otherwise; in memory position by position.
 
     Raises:
         ValueError: not a matrix, or an entry is NaN or outside [0, 1]; the message names the row and the column.
@@ -26,13 +28,20 @@ def survival(confidence: np.ndarray) -> np.ndarray:
     if confidence.dtype != np.float32:
         confidence = confidence.astype(np.float64, copy=False)
     check_probabilities(confidence, "confidence")
-    return np.cumprod(confidence, axis=1)
+    # The product, one position after the other for all requests at once: np.cumprod along rows of seven is three times
+    # as slow. What comes later (allocation, the relay) works by position too, so the layout stays.
+    positions = confidence.T.copy()
+    for before, here in pairwise(positions):
+        here *= before
+    return positions.T
 
 
 def check_probabilities(values: np.ndarray, name: str) -> None:
     """Raise a ValueError naming the first row of `values` [R, γ] that holds NaN or something outside [0, 1]."""
-    # Written so that NaN fails both; the slow search for the culprit runs only on failure.
-    if values.size == 0 or (values.min() >= 0.0 and values.max() <= 1.0):
+    # numpy finds the place of an extreme much faster than the extreme itself. NaN counts as either, and fails both
+    # comparisons; the slow search for the culprit runs only on failure.
+    flat = values.ravel(order="K")
+    if flat.size == 0 or (flat[flat.argmin()] >= 0.0 and flat[flat.argmax()] <= 1.0):
         return
     row, column = np.argwhere(~((values >= 0.0) & (values <= 1.0)))[0]
     raise ValueError(f"{name} of row {row} is {values[row, column]} at position {column}: not a probability")

@@ -39,35 +39,38 @@ def allocate_windows(
     survival = np.asarray(survival)
     if survival.ndim != 2:
         raise ValueError(f"survival must be a matrix [requests, block size], got shape {survival.shape}")
+    positions = np.ascontiguousarray(survival.T)  # [γ, R]: what follows runs over all requests of a position at once
+    gamma, requests = positions.shape
     # A comparison with NaN is false, so one pass finds a NaN too, unless there is nothing to compare with.
-    if not (survival[:, 1:] <= survival[:, :-1]).all() or (survival.shape[1] == 1 and np.isnan(survival).any()):
+    falls = positions[1:] <= positions[:-1]
+    if np.count_nonzero(falls) < falls.size or (gamma == 1 and np.isnan(positions).any()):
         raise ValueError("survival must be free of NaN and never rise along a row")
-    requests, gamma = survival.shape
     low, high = window_bounds(requests, gamma, min_window, max_window)
     if low is None:
-        candidates, admitted = survival, np.zeros(requests, np.int64)
-    else:
-        # Outside the bounds there is nothing to rank: -1 is below every probability.
-        position = np.arange(gamma)
-        candidates = np.where((position >= low[:, None]) & (position < high[:, None]), survival, -1.0)
-        admitted = low
-        budget -= int(low.sum())
-    room = candidates.size if low is None else int((high - low).sum())
-    budget = min(int(budget), room)
-    return admitted + _top(candidates, budget) if budget > 0 else admitted
+        budget = min(int(budget), positions.size)
+        return _top(positions, budget) if budget > 0 else np.zeros(requests, np.int64)
+    budget = min(int(budget) - int(low.sum()), int((high - low).sum()))
+    if budget <= 0:
+        return low.copy()
+    # Outside the bounds there is nothing to rank: -1 is below every probability.
+    position = np.arange(gamma)[:, None]
+    return low + _top(np.where((position >= low) & (position < high), positions, -1.0), budget)
 
 
 def _top(candidates: np.ndarray, count: int) -> np.ndarray:
-    """How many of the `count` (>= 1) best entries of `candidates` [R, γ] each row holds; ties by (position, row)."""
-    place = candidates.size - count
-    threshold = np.partition(candidates, place, axis=None)[place]
+    """How many of the `count` (>= 1) best entries of `candidates` [γ, R] each request holds, [R] int64.
+
+    In memory the entries lie in the order in which ties are broken: by position, then by row.
+    """
+    ranked, place = candidates.flatten(), candidates.size - count
+    ranked.partition(place)
+    threshold = ranked[place]
     admitted = candidates >= threshold
-    # As a product with ones: numpy counts along short rows three times as slowly.
-    counts = (admitted.astype(np.float32) @ np.ones(candidates.shape[1], np.float32)).astype(np.int64)
-    surplus = int(np.count_nonzero(admitted)) - count
-    if surplus:  # ties at the threshold: the last ones in the order (position, row) stay out
-        tied_rows = np.nonzero((candidates == threshold).T)[1]  # transposed: position first, then row
-        counts -= np.bincount(tied_rows[len(tied_rows) - surplus :], minlength=len(counts))
+    counts = np.add.reduce(admitted, axis=0, dtype=np.int64)
+    surplus = np.count_nonzero(admitted) - count
+    if surplus:  # ties at the threshold: the last ones stay out
+        tied = np.flatnonzero(candidates == threshold)[-surplus:]
+        counts -= np.bincount(tied % len(counts), minlength=len(counts))
     return counts
 
 

@@ -95,6 +95,29 @@ def test_the_last_tier_is_filled_because_padding_is_free():
     assert 4 + best_budget(values, cost).tokens in (8, 16, 32)
 
 
+@pytest.mark.parametrize("tiers", [(), (64, 96, 128, 192, 256)])
+@pytest.mark.parametrize("floor", [0, 2])
+def test_comparing_the_ends_of_tiers_is_comparing_every_budget(tiers, floor):
+    """At sizes where brute force is slow: Algorithm 1 without `break`, one running sum over all entries."""
+    cost = AdditiveCostModel(1.0, ([1], [0.0]), ([32, 100, 512], [0.0, 0.3, 6.0]), tiers, draft=([1, 224], [0.1, 0.2]))
+    for seed in range(20):
+        values = survival(np.random.default_rng(seed).beta(5, 2, (32, 7)).astype(np.float32))
+        ladder = np.sort(values[:, floor:].ravel())[::-1]
+        expected = 32 + values[:, :floor].sum(dtype=np.float64) + np.cumsum([0.0, *ladder])
+        tokens = 32 * (1 + floor) + np.arange(len(expected))
+        seconds = cost.step_seconds(32, tokens) + cost.draft_seconds(224)
+        best = int(np.argmax(expected / seconds))
+        got = best_budget(values, cost, min_window=floor, allow_skip=False)
+        assert got.tokens == 32 * floor + best < 224
+        assert got.expected_tokens == pytest.approx(expected[best]) and got.step_seconds == seconds[best]
+
+
+def test_a_draft_that_cannot_be_accepted_is_left_out_even_where_padding_is_free():
+    cost = AdditiveCostModel(1.0, ([1], [0.0]), ([1, 8], [0.0, 0.1]), tiers=(8,))
+    assert best_budget(np.array([[0.9, 0.5, 0.0, 0.0]]), cost).tokens == 2
+    assert best_budget(np.array([[[0.9, 0.5, 0.0, 0.0]], [[0.9, 0.5, 0.1, 0.0]]]), cost).tokens == 3
+
+
 def test_only_evidence_that_cannot_anticipate_is_accepted():
     cost = AdditiveCostModel(1.0, ([1], [0.0]), ([1], [0.0]))
     values = np.array([[0.9, 0.5]])
@@ -139,6 +162,8 @@ def test_survival_that_is_no_probability_is_refused(bad):
     for low in (0, 1):
         with pytest.raises(ValueError, match="0, 1"):
             best_budget(np.array(bad), cost, min_window=low)
+        with pytest.raises(ValueError, match="0, 1"):
+            best_budget(np.array([[[0.5, 0.5]], bad, [[0.1, 0.1]]]), cost, min_window=low)
 
 
 def test_empty_batches_and_unknown_drafting_are_refused():

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark_scheduler import AdditiveCostModel, Fingerprint, FingerprintMismatch, OnlineCostModel, fit_cost_model
+from dspark_scheduler.cost import DENSE
 
 # This CPU (facts): rows -> ms of one forward of SmolLM2-135M in bf16.
 ROWS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192]
@@ -35,7 +36,13 @@ def test_tokens_are_rounded_up_to_the_tier_that_runs():
     assert model.step_seconds(1, np.array([1, 8, 9, 16, 17, 32])).tolist() == [2.0, 2.0, 3.0, 3.0, 5.0, 5.0]
     assert model.padded(np.array([1, 9, 33])).tolist() == [8, 16, 33]
     assert model.step_seconds(1, 40) == pytest.approx(1 + 4 + 8 * 2 / 16)  # above the last tier: itself, last slope
-    assert float(model.step_seconds(1, 5000)) == pytest.approx(1 + 4 + (5000 - 32) * 2 / 16)  # beyond the dense table
+    assert float(model.step_seconds(1, 9000)) == pytest.approx(1 + 4 + (9000 - 32) * 2 / 16)  # beyond the dense table
+
+
+@pytest.mark.parametrize("tokens", [range(3, 40), range(3, 40, 7), range(5, 5), range(DENSE - 3, DENSE + 3)])
+def test_a_range_of_tokens_costs_what_each_of_them_costs(tokens):
+    model = AdditiveCostModel(1.0, ([1], [0.0]), ([8, 16, 32], [1.0, 2.0, 4.0]), tiers=(8, 16, 32))
+    assert model.step_seconds(1, tokens).tolist() == [float(model.step_seconds(1, m)) for m in tokens]
 
 
 def test_arrays_broadcast_and_terms_add():
