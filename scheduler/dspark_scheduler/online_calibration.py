@@ -90,9 +90,9 @@ class OnlineCalibrator:
         place = np.minimum(((z / LOGIT_RANGE + 1) * (LOGIT_BINS / 2)).astype(np.int64), LOGIT_BINS - 1)
         bucket = np.minimum((confidence * ECE_BINS).astype(np.int64), ECE_BINS - 1)
         seen, table, scores = self._fresh
-        _count(seen, (position, place), (np.ones_like(z), z, y))
-        _count(table, (position, bucket), (np.ones_like(z), confidence, y))
-        _count(scores, (position,), ((confidence - y) ** 2, y - confidence, confidence * (1 - confidence)))
+        _count(seen, position * LOGIT_BINS + place, (np.ones_like(z), z, y))
+        _count(table, position * ECE_BINS + bucket, (np.ones_like(z), confidence, y))
+        _count(scores, position, ((confidence - y) ** 2, y - confidence, confidence * (1 - confidence)))
 
     def end_step(self) -> None:
         """Close a step: fade what is older, add what was observed, refit when due."""
@@ -154,10 +154,13 @@ class OnlineCalibrator:
         self.refit()
 
 
-def _count(planes: np.ndarray, where: tuple[np.ndarray, ...], values: tuple[np.ndarray, ...]) -> None:
-    """Add values to integer planes; whole numbers, so that the order of the additions cannot matter."""
+def _count(planes: np.ndarray, cell: np.ndarray, values: tuple[np.ndarray, ...]) -> None:
+    """Add each of `values` [N] to the cells [N] of its integer plane.
+
+    The sums of a batch are whole numbers below 2^53, exact in float64, so the order of the additions cannot matter.
+    """
     for plane, value in zip(planes, values):
-        np.add.at(plane, where, np.rint(value * UNIT).astype(np.int64))
+        plane += np.bincount(cell, np.rint(value * UNIT), plane.size).astype(np.int64).reshape(plane.shape)
 
 
 def _logistic(seen: np.ndarray, center: np.ndarray, prior: float) -> np.ndarray:

@@ -151,7 +151,10 @@ class SurvivalRelay:
         if values.ndim != 2 or len(values) != len(ids) or values.shape[1] != (self._gamma or values.shape[1]):
             raise ValueError(f"survival {values.shape} for {len(ids)} requests, block size {self._gamma}")
         check_probabilities(values, "survival")
-        rows = {request: row for row, request in enumerate(ids)}
+        if self._entries and self._entries[-1].request_ids == ids:  # most steps run the same batch again
+            rows = self._entries[-1].rows
+        else:
+            rows = {request: row for row, request in enumerate(ids)}
         if len(rows) != len(ids):
             raise ValueError(f"a request id appears twice in step {step}")
         self._gamma = values.shape[1]

@@ -82,11 +82,15 @@ def window_bounds(
     Raises:
         ValueError: a bound is negative, or has neither no dimension nor one entry per request.
     """
-    unbounded = max_window is None or (isinstance(max_window, int) and max_window >= gamma)
-    if unbounded and isinstance(min_window, int) and min_window == 0:
+    if max_window is None:
+        max_window = gamma
+    numbers = isinstance(min_window, (int, np.integer)) and isinstance(max_window, (int, np.integer))
+    if numbers and min_window == 0 and max_window >= gamma:
         return None, None
     low = _per_request(min_window, requests, "min_window")
-    high = np.minimum(_per_request(gamma if max_window is None else max_window, requests, "max_window"), gamma)
+    high = np.minimum(_per_request(max_window, requests, "max_window"), gamma)
+    if not low.any() and high.min(initial=gamma) == gamma:
+        return None, None
     return np.minimum(low, high), high
 
 
