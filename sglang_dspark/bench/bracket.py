@@ -102,18 +102,31 @@ def _cell(plan: Plan, cell: Cell, dataset: Path, server: Server, tell) -> Cell:
 
 
 def _run(plan: Plan, arm: Arm, concurrency: int, dataset: Path, server: Server) -> Run:
+    return measure(arm, server, dataset, plan.requests, concurrency, plan.output_tokens, stop_at_end=plan.stop_at_end)
+
+
+def measure(arm: Arm, server: Server, dataset: Path, requests: int, concurrency: int, output_tokens: int, **how) -> Run:
+    """One run of one arm: its settings, an empty prefix cache, the load (`how` goes to `run_load`), the steps it took.
+
+    Raises:
+        ServerError: the server refused the settings, or requests failed.
+    """
     where = replace(server, url=arm.url) if arm.url else server
     settings = arm.settings_at(concurrency)
     if settings is not None:
         where.configure(settings)
     where.flush_cache()
     started, before = time.time(), where.status()
-    load = run_load(where, dataset, plan.requests, concurrency, plan.output_tokens, stop_at_end=plan.stop_at_end)
+    load = run_load(where, dataset, requests, concurrency, output_tokens, **{"stop_at_end": False, **how})
     return Run(arm.name, load, gained(before, where.status()), started)
 
 
 def gained(before: list[dict] | None, after: list[dict] | None) -> dict | None:
-    """Step figures of a run, over all ranks, from the status before and after it (the generator's warm-up included)."""
+    """Step figures of a run, over all ranks, from the status before and after it (the generator's warm-up included).
+
+    `draft_ms` (backbone and head), `verify_ms` and `host_ms` (the rest of our step: acceptance, the draft's KV, counting)
+    are means over all steps; `step_ms`, the engine's part included, over those that another step followed at once.
+    """
     if not before or not after:
         return None
 
@@ -125,11 +138,16 @@ def gained(before: list[dict] | None, after: list[dict] | None) -> dict | None:
     windows = [gain(lambda s, w=w: s["windows"][w]) for w in range(len(after[0]["windows"]))]
     if not steps:
         return None
+
+    def part_ms(*names: str) -> float:
+        return 1000 * gain(lambda s: sum(s["seconds"][name] for name in names)) / steps
+
     return {
         "steps": steps, "mean_requests": requests / steps,
         "tokens_per_step": gain(lambda s: s["tokens"]["committed"]) / requests,
         "step_ms": 1000 * gain(lambda s: s["seconds"]["step"]) / timed if timed else None,
         "predicted_step_ms": 1000 * gain(lambda s: s["predicted_seconds"]) / timed if timed else None,
+        "draft_ms": part_ms("backbone", "draft"), "verify_ms": part_ms("verify"), "host_ms": part_ms("host"),
         "mean_window": verified / requests,
         "acceptance_rate": gain(lambda s: s["tokens"]["accepted"]) / verified if verified else None,
         "skipped": gain(lambda s: s["skipped_steps"]) / steps, "windows": windows,
