@@ -57,7 +57,8 @@ def sglang_arms(values: np.ndarray, cost) -> dict[str, Callable[[], object]]:
     flat = SpsCostTable(tokens, [1 / s for s in seconds], tokens[-1])
     alpha, theta = np.interp(sizes, *cost.alpha).tolist(), np.interp(tokens, *cost.theta).tolist()
     additive = SpsAdditiveCostTable(cost.t0, sizes, alpha, tokens, theta)
-    config, old = DSparkScheduleConfig(gamma=gamma), torch.from_numpy(values)
+    # Row by row in memory, as its own relay hands survival out; ours lies position by position.
+    config, old = DSparkScheduleConfig(gamma=gamma), torch.from_numpy(np.ascontiguousarray(values))
 
     def arm(table):
         return lambda: compute_verify_token_budget(history_survival_probs=old, sps_table=table, cfg=config)
