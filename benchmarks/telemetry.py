@@ -54,7 +54,8 @@ def measure(requests: int, prometheus: bool) -> tuple[float, float, float]:
 
     speculation.calibration.observe = timed
     for number in range(STEPS):
-        meter.begin(step, budget)
+        meter.begin()
+        meter.planned(budget)
         for part in PARTS[:-1]:
             meter.mark(part)
         began = time.perf_counter()

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from sglang_dspark.step import Step
 
 STALL_SECONDS = 1.0  # a gap between steps beyond this is idleness, not cost
-PARTS = ("backbone", "draft", "verify", "host")
+# What a step is made of; the host's part is the rest: planning, packing, bookkeeping.
+PARTS = ("backbone", "draft", "verify", "accept", "commit", "host")
 
 
 @dataclass
@@ -75,15 +76,20 @@ class Meter:
         self._begin = self._mark = self._end = 0.0
         self._parts: dict[str, float] = {}
 
-    def begin(self, step: Step, budget) -> None:
+    def begin(self) -> None:
+        """A step starts here; what comes before the first mark is the host's."""
         self._begin = self._mark = time.perf_counter()
         self._parts = {}
-        self._budget = budget
 
-    def mark(self, part: str) -> None:
-        """The time since the last mark belongs to `part`."""
+    def planned(self, budget) -> None:
+        self._budget = budget
+        self.mark()
+
+    def mark(self, part: str | None = None) -> None:
+        """The time since the last mark belongs to `part`; None: to the host."""
         now = time.perf_counter()
-        self._parts[part] = now - self._mark
+        if part is not None:
+            self._parts[part] = now - self._mark
         self._mark = now
 
     def interrupted(self) -> None:

@@ -99,16 +99,17 @@ class DSparkWorker(BaseSpecWorker):
 
     def step(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """One decode step: budget, draft, windows, pack, verify, accept, commit (design, section 2)."""
-        self.steps += 1
-        self._learn_last_step()
         speculation, meter = self.speculation, self.meter
+        self.steps += 1
+        meter.begin()
+        self._learn_last_step()
         windows = speculation.windows
         bounds = speculation.bounds
         self.roster = Roster.of(batch.reqs, bounds.rule, self.model_runner.device, self._target_worker.random_seed,
                                 self.roster)
         step = Step.begin(self.steps, batch, self.model_runner.kv_index_translator, self.gamma, bounds, self.roster)
         budget = windows.budget(step)
-        meter.begin(step, budget)
+        meter.planned(budget)
         drafted = None
         if not budget.skip_draft:
             states = self.drafter.run_block(batch, step)
@@ -122,12 +123,15 @@ class DSparkWorker(BaseSpecWorker):
         if speculation.config.verify_mode == "cap-accept" and drafted is not None:
             verified = RaggedBatch.pack(step.anchors, block.tokens, torch.full_like(judged.windows, block.block_size),
                                         step.prefix_lens, slots)
+        meter.mark()
         target = self.verifier.forward(batch, step, verified)
         meter.mark("verify")
         adjust_logits(target.logits, batch, verified)
         committed = judge(target.logits, verified, judged, block, step)
         committed.lengths, committed.tokens = map(self.drafter.ranks.tensor, (committed.lengths, committed.tokens))
+        meter.mark("accept")
         self._commit(step, verified, target, committed)
+        meter.mark("commit")
         windows.publish(step, drafted)
         meter.end(step, drafted, judged, verified, committed, speculation)
         if batch.return_logprob:

@@ -63,7 +63,8 @@ def one_step(meter: Meter, windows: list[int], lengths: list[int], owner, *, dra
     ragged = SimpleNamespace(windows=torch.tensor(windows), block_size=drafts, rows=rows or sum(windows) + len(windows))
     committed = SimpleNamespace(lengths=torch.tensor(lengths), acceptance=torch.full((len(windows), drafts), torch.nan))
     drafted = SimpleNamespace(logits=np.zeros((len(windows), drafts)) if confident else None)
-    meter.begin(step, SimpleNamespace(tokens=sum(windows), step_seconds=0.0))
+    meter.begin()
+    meter.planned(SimpleNamespace(tokens=sum(windows), step_seconds=0.0))
     for part in ("backbone", "draft", "verify"):
         meter.mark(part)
     meter.end(step, drafted if drafts else None, ragged, ragged, committed, owner)
@@ -92,7 +93,8 @@ def test_whole_blocks_are_counted_as_rows_where_they_are_verified_but_judged_by_
     verified = SimpleNamespace(windows=torch.tensor([3, 3]), block_size=3, rows=9)  # 2 anchors, 6 drafts, 1 of padding
     step = SimpleNamespace(size=2, context=20, greedy=np.zeros(2, bool))
     committed = SimpleNamespace(lengths=torch.tensor([2, 1]), acceptance=torch.full((2, 3), torch.nan))
-    meter.begin(step, SimpleNamespace(tokens=1))
+    meter.begin()
+    meter.planned(SimpleNamespace(tokens=1))
     meter.end(step, SimpleNamespace(logits=None), judged, verified, committed, owner)
     assert (meter.totals.rows, meter.totals.padding, meter.totals.verified) == (9, 1, 1)
 
