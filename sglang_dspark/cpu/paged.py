@@ -50,12 +50,15 @@ class PagedAttention:
         Args as in `attend_per_request`; q ``[rows, heads, head size]`` may be a slice of a wider row.
         """
         heads, head_dim = q.shape[1], q.shape[2]
-        kv_heads = key_pool.shape[1]
+        kv_heads, threads = key_pool.shape[1], torch.get_num_threads()
+        # A slot's heads lie side by side: read together where there are requests enough to share among the threads.
+        item_heads = kv_heads if threads == 1 or self._requests >= 4 * threads else 1
         self._set(
-            counter=0, items=self._requests * kv_heads, q=q.data_ptr(), out=out.data_ptr(),
+            counter=0, items=self._requests * kv_heads // item_heads, item_heads=item_heads,
+            q=q.data_ptr(), out=out.data_ptr(),
             keys_pool=key_pool.data_ptr(), values_pool=value_pool.data_ptr(), kv_heads=kv_heads,
             group=heads // kv_heads, q_stride=q.stride(0), out_stride=out.stride(0),
             key_stride=key_pool.stride(0), value_stride=value_pool.stride(0), causal=causal,
             scale=np.float64(scale).view(np.int64),
         )  # fmt: skip
-        run_on_team(attention_kernel(q.dtype, head_dim), self._address, torch.get_num_threads())
+        run_on_team(attention_kernel(q.dtype, head_dim), self._address, threads)

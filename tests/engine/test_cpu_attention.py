@@ -9,6 +9,8 @@ each planted once and each failed here.
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +21,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_dspark.cpu.attention import LONG_ROWS, CpuAttentionBackend
+from sglang_dspark.cpu.kernel import attention_kernel
 from sglang_dspark.cpu.plan import AttentionPlan
 from sglang_dspark.cpu.pool import CpuKVPool
 
@@ -155,7 +158,8 @@ def test_every_row_of_a_draft_block_sees_the_prefix_and_the_whole_block(how):
     world.check(batch, AttentionPlan.of(np.full(REQUESTS, 5), prefix + 5, pool_rows), layer=layer, causal=False)
 
 
-@pytest.mark.parametrize("heads,kv_heads,head_dim", [(4, 4, 16), (9, 3, 64), (8, 1, 128), (5, 5, 24)])
+# 18 leaves a rest behind whole vectors; groups of 1, 3, 8 and 1 leave every rest behind blocks of four rows
+@pytest.mark.parametrize("heads,kv_heads,head_dim", [(4, 4, 16), (9, 3, 64), (8, 1, 128), (5, 5, 18)])
 def test_every_head_reads_its_own_kv_head_at_every_head_size(heads, kv_heads, head_dim):
     keys, pool_rows = random_lengths(np.random.default_rng(6), 1, 100)
     World(heads, kv_heads, head_dim).check(
@@ -164,9 +168,10 @@ def test_every_head_reads_its_own_kv_head_at_every_head_size(heads, kv_heads, he
 
 
 @pytest.mark.parametrize("dtype,tolerance", [(torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
-def test_half_precision_is_rounded_once_at_the_end(dtype, tolerance):
+@pytest.mark.parametrize("head_dim", [32, 21])
+def test_half_precision_is_rounded_once_at_the_end(dtype, tolerance, head_dim):
     keys, pool_rows = random_lengths(np.random.default_rng(7), 100, 200)
-    World(dtype=dtype).check(
+    World(head_dim=head_dim, dtype=dtype).check(
         batch_of(ForwardMode.DECODE, keys), AttentionPlan.of(np.ones_like(keys), keys, pool_rows), tolerance=tolerance
     )
 
@@ -181,21 +186,66 @@ def test_very_large_logits_do_not_overflow():
     )
 
 
-def test_two_threads_give_the_same_bits_as_one():
-    keys, pool_rows = random_lengths(np.random.default_rng(9), 1, 200)
-    plan = AttentionPlan.of(np.ones_like(keys), keys, pool_rows)
-    world = World()
-    q = world.normal(REQUESTS, world.heads, world.head_dim)
-    world.backend.paged.set_plan(plan)
-    before, outs = torch.get_num_threads(), []
+def attend(world, q, rows, keys, pool_rows, threads=1):
+    """The compiled kernel's output on so many threads, for rows q ``[rows, heads, head size]`` of a plan."""
+    world.backend.paged.set_plan(AttentionPlan.of(rows, keys, pool_rows))
+    before, out = torch.get_num_threads(), torch.zeros_like(q)
     try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            outs.append(torch.zeros_like(q))
-            world.backend.paged(q, *world.pool.get_kv_buffer(0), 0.2, True, outs[-1])
+        torch.set_num_threads(threads)
+        world.backend.paged(q, *world.pool.get_kv_buffer(0), 0.2, True, out)
     finally:
         torch.set_num_threads(before)
+    return out
+
+
+@pytest.mark.parametrize("requests", [1, REQUESTS])
+def test_two_threads_give_the_same_bits_as_one(requests):
+    keys, pool_rows = random_lengths(np.random.default_rng(9), 1, 200, requests)
+    world = World()
+    q = world.normal(requests, world.heads, world.head_dim)
+    outs = [attend(world, q, np.ones_like(keys), keys, pool_rows, threads) for threads in (1, 2, 3)]
     assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_verified_row_has_the_bits_of_the_same_row_decoded_alone(dtype):
+    rng = np.random.default_rng(10)
+    world = World(dtype=dtype)
+    keys, pool_rows = random_lengths(rng, 20, 200)
+    keys[0], keys[1] = 67, 33  # blocks that cross the edge of a tile
+    rows = rng.integers(4, 9, REQUESTS)
+    q = world.normal(int(rows.sum()), world.heads, world.head_dim).to(dtype)
+    together = attend(world, q, rows, keys, pool_rows)
+    first = np.cumsum(rows) - rows
+    for r in range(REQUESTS):
+        for i in range(rows[r]):
+            row = slice(first[r] + i, first[r] + i + 1)
+            alone = attend(world, q[row], [1], [keys[r] - rows[r] + 1 + i], pool_rows[r : r + 1])
+            assert torch.equal(alone, together[row]), (r, i)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_lies_in_slots_of_others_and_behind_the_last_key_does_not_matter(dtype):
+    keys, pool_rows = random_lengths(np.random.default_rng(11), 1, 100)
+    world = World(dtype=dtype)
+    q = world.normal(REQUESTS, world.heads, world.head_dim).to(dtype)
+    before = attend(world, q, np.ones_like(keys), keys, pool_rows)
+    own = torch.cat([world.req_to_token[p, :n] for p, n in zip(pool_rows, keys, strict=True)]).long()
+    for buffer in world.pool.get_kv_buffer(0):
+        kept = buffer[own]
+        buffer.fill_(float("nan"))
+        buffer[own] = kept
+    for p, n in zip(pool_rows, keys, strict=True):
+        world.req_to_token[p, n:] = 2**30  # an address that nobody may read
+    assert torch.equal(attend(world, q, np.ones_like(keys), keys, pool_rows), before)
+
+
+def test_a_second_process_finds_the_compiled_kernel_in_the_cache():
+    compiled = "kernel._compile(kernel._KINDS[torch.float32], 32, kernel._digest_of_parts())"
+    attention_kernel(torch.float32, 32)  # compiled and kept, here or long ago
+    script = f"import torch; from sglang_dspark.cpu import kernel; print({compiled}.cache_hits)"
+    again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert again.stdout.split() == ["1"]
 
 
 def test_rows_that_do_not_add_up_to_the_batch_are_an_error():
