@@ -6,8 +6,13 @@
 Starts two servers with the demo pair: one with --verify-mode off, which loads no draft and is the control (`--control
 switched` takes the other one's run-time switch instead, and says so), and one that switches its mode between runs. Every
 arm runs between two runs of the control (`--between` arms in each gap), on held-out prompts of its own, by SGLang's load
-generator. `min_free_slots_delay` and every other server argument are equal. It prints how long it will take, writes
---out (JSON, and Markdown beside it) after every run, and stops before a run that would end after --minutes.
+generator. `min_free_slots_delay` and every other server argument are equal. `--also` adds an arm with a server of its own:
+
+    python -m sglang_dspark.bench.dflash sglang_dspark/demo/draft /tmp/dflash
+    python benchmarks/serving.py --also 'dflash=--verify-mode static --speculative-draft-model-path /tmp/dflash'
+
+It prints how long it will take, writes --out (JSON, and Markdown beside it) after every run, and stops before a run
+that would end after --minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import argparse
 import platform
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -23,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sglang_dspark.bench.arms import parse_arm
+from sglang_dspark.bench.arms import ArmError, parse_arm
 from sglang_dspark.bench.bracket import measure
 from sglang_dspark.bench.receipt import machine
 from sglang_dspark.bench.server import Server, ServerError
@@ -50,7 +56,7 @@ class Prompts:
     """Held-out prompts by class in turn; each is given once, and again only when all of a class are used up."""
 
     def __init__(self, count: int, seed: int) -> None:
-        each = -(-count // len(CLASSES))
+        each = max(30, -(-count // len(CLASSES)))  # fewer might leave a class without a held-out one
         found = package_prompts(each * HELD_OUT, seed)
         self.pools = [[prompt for prompt in found[name] if prompt.held_out] for name in CLASSES]
         self.distinct = sum(map(len, self.pools))
@@ -70,17 +76,17 @@ class Prompts:
 
 @dataclass
 class Bench:
-    """The servers and what is needed for a run. `control` is the arm that brackets the others."""
+    """The servers and what is needed for a run. `where`: arms that have a server of their own, as NAME@URL."""
 
     sweep: Sweep
     server: Server
-    control: str
+    where: dict[str, str]
     folder: Path
 
     def run(self, arm: str, rows: list[dict], concurrency: int, tokens: int):
         dataset = self.folder / "prompts.jsonl"
         save_rows(rows, dataset, tokens)
-        named = replace(parse_arm(self.control), name=arm) if arm == self.sweep.control else parse_arm(arm)
+        named = replace(parse_arm(self.where.get(arm, arm)), name=arm)
         return measure(named, self.server, dataset, len(rows), concurrency, tokens, warmup=0)
 
     def pilot(self) -> dict:
@@ -143,6 +149,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="stop before a run that would end later than this")
     parser.add_argument("--control", choices=CONTROLS, default="started")
     parser.add_argument("--arm", action="append", help="only these arms")
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=ARGUMENTS",
+                        help="an arm with a server of its own, started with these arguments")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--same-prompts", action="store_true", help="the same prompts for every arm of a cell")
     parser.add_argument("--resume", action="store_true", help="go on with the file of --out")
@@ -151,39 +159,60 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    began, options = time.monotonic(), arguments()
-    sweep = Sweep("off", tuple(options.arm or ARMS), tuple(map(float, options.temperature.split(","))),
+def servers_of(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Arms that have a server of their own, with its arguments."""
+    own = {"off": ["--verify-mode", "off"]} if options.control == "started" else {}
+    return own | {name: shlex.split(given) for name, _, given in (text.partition("=") for text in options.also)}
+
+
+def sweep_of(options: argparse.Namespace, own: dict[str, list[str]]) -> Sweep:
+    """The plan; every arm of it can run at every number of clients.
+
+    Raises:
+        ArmError: an arm that cannot.
+    """
+    arms = (*(options.arm or ARMS), *(name for name in own if name != "off"))
+    sweep = Sweep("off", arms, tuple(map(float, options.temperature.split(","))),
                   tuple(map(int, options.concurrency.split(","))), options.seconds, options.output_tokens,
                   options.between, options.rounds, options.seed, options.same_prompts)
-    for arm in sweep.treatments:
+    for arm in set(sweep.treatments) - set(own):
         [parse_arm(arm).settings_at(concurrency) for concurrency in sweep.concurrencies]
-    about = {"command": shlex.join(["python", *sys.argv]), "started": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-             "machine": machine() | {"python": platform.python_version()}, "control": CONTROLS[options.control]}
-    try:
-        results = Results(options.out, sweep, about, resume=options.resume)
-    except SweepError as error:
-        sys.exit(str(error))
-    todo = results.todo()
-    if not todo:
-        print("nothing is left to run")
-        return 0
-    servers = []
+    return sweep
+
+
+def measure_all(options: argparse.Namespace, results: Results, own: dict[str, list[str]], deadline: float) -> bool:
+    """Start the servers and run what is left; False if the deadline came first."""
+    servers, todo = [], results.todo()
     with tempfile.TemporaryDirectory(prefix="dspark-sweep-") as folder:
         try:
-            servers.append(start(Path(folder) / "dspark.log", *COMMON, *options.server, common=()))
-            if options.control == "started":
-                servers.append(start(Path(folder) / "off.log", "--verify-mode", "off", *COMMON, *options.server, common=()))
-            control = "off" if options.control == "switched" else f"off@{servers[1].url}"
-            bench = Bench(sweep, Server(servers[0].url), control, Path(folder))
+            for name, given in {"dspark": [], **own}.items():
+                servers.append(start(Path(folder) / f"{name}.log", *given, *COMMON, *options.server, common=()))
+            where = {name: f"{name}@{server.url}" for name, server in zip(own, servers[1:])}
+            bench = Bench(results.sweep, Server(servers[0].url), where, Path(folder))
             results.serve(bench.server.describe(), bench.server.status()[0]["fingerprint"])
             results.body["pilot"] = results.body["pilot"] or bench.pilot()
-            done = bench.go(results, todo, began + 60 * options.minutes)
-        except (ServerError, SweepError) as error:
-            sys.exit(f"{error}; what was measured is in {options.out}, go on with --resume")
+            results.save()
+            return bench.go(results, todo, deadline)
         finally:
             for server in servers:
                 server.stop()
+
+
+def main() -> int:
+    began, options = time.monotonic(), arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers must not outlive us
+    about = {"command": shlex.join(["python", *sys.argv]), "started": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+             "machine": machine() | {"python": platform.python_version()}, "control": CONTROLS[options.control],
+             "also": options.also}
+    try:
+        own = servers_of(options)
+        results = Results(options.out, sweep_of(options, own), about, resume=options.resume)
+        if not results.todo():
+            print("nothing is left to run")
+            return 0
+        done = measure_all(options, results, own, began + 60 * options.minutes)
+    except (ArmError, ValueError, ServerError, SweepError) as error:
+        sys.exit(f"{error}\nRuns that ended before are in {options.out}; --resume goes on")
     print(f"{'finished' if done else 'out of time; go on with --resume'}: {options.out} and .md, "
           f"{(time.monotonic() - began) / 60:.1f} minutes")
     return 0

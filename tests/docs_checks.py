@@ -55,7 +55,8 @@ def our_command(command: Command, words: list[str], place: Path) -> None:
         whole_flags(command, arguments)
         preflight.plan_start(arguments)
     elif name == "bench":
-        assert "does not answer" in invoke([name, *arguments, "--url", "http://127.0.0.1:9"])[1]
+        told = invoke([name, *arguments, "--url", "http://127.0.0.1:9"])[1]
+        assert "does not answer" in told, f"{command}: {told[-300:]}"
     else:
         extra = {"train-draft": ["--dry-run"], "simulate": ["--steps", "2"]}
         assert name in extra, f"{command}: no check for it with arguments"

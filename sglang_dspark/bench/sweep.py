@@ -114,6 +114,7 @@ class Results:
         # More rounds may follow a finished sweep; everything else would mix what cannot be compared.
         differ = [name for name in plan if name != "rounds" and plan[name] != old.get(name)]
         differ += [] if self.body["control"] == about["control"] else ["kind of control"]
+        differ += [] if self.body.get("also", []) == about.get("also", []) else ["servers of other arms"]
         if differ:
             raise SweepError(f"{path} was made with another plan: {', '.join(differ)}")
         old["rounds"] = max(old["rounds"], plan["rounds"])

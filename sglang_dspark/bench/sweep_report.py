@@ -48,6 +48,7 @@ def _about(body: dict) -> list[str]:
     per_cell = len(plan["treatments"]) + 1 + -(-len(plan["treatments"]) // plan["between"])
     planned = plan["rounds"] * len(plan["temperatures"]) * len(plan["concurrencies"]) * per_cell
     counts = ", ".join(f"{count} at {clients}" for clients, count in body["pilot"].get("requests", {}).items())
+    also = "; ".join(f"`{text}`" for text in body.get("also", ()))
     return [
         f"`{body['command']}`", "",
         (f"{body['started']}, {machine['cpu']}, {machine['cores']} cores, load average {min(loads):.1f} to {max(loads):.1f} "
@@ -57,8 +58,8 @@ def _about(body: dict) -> list[str]:
         (f"**Control**: {body['control']}. {len(runs)} of {planned} runs. Requests of a run by clients: {counts}; "
          f"{plan['output_tokens']} tokens each, ends ignored; "
          f"{'the same prompts for every run of a cell' if plan['same_prompts'] else 'prompts of their own for every run'}, "
-         f"{body['prompts']}; prefix cache emptied before every run. All arms ran on one server, switched between runs. Load generator: "
-         "`sglang.benchmark.serving`."),
+         f"{body['prompts']}; prefix cache emptied before every run. Arms ran on one server that was switched between "
+         f"runs{also and f', except these, on servers of their own: {also}'}. Load generator: `sglang.benchmark.serving`."),
     ]
 
 

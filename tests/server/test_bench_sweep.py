@@ -8,12 +8,15 @@ control into an arm. Exact on planted numbers; `benchmarks/serving.py` runs the 
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
+from benchmarks import serving
 from sglang_dspark.bench.bracket import Run
 from sglang_dspark.bench.sweep import LOADS, MEANS, Results, Sweep, SweepError, judged, summary
 from sglang_dspark.bench.sweep_report import markdown
+from sglang_dspark.training.prompts import Prompt
 
 ARMS = ("static-1", "static-2", "compact+causal", "compact+lagged", "cap-accept")
 MACHINE = {"cpu": "x", "cores": 2, "sglang": "1", "torch": "2", "sglang-dspark": "3"}
@@ -118,6 +121,31 @@ def test_another_draft_does_not_go_on_where_the_old_one_stopped(tmp_path):
     resumed.serve({}, {"draft": "a", "gamma": 5})
     with pytest.raises(SweepError, match="another draft$"):
         resumed.serve({}, {"draft": "b", "gamma": 5})
+
+
+def test_every_run_has_held_out_prompts_of_its_own_in_the_same_mixture(monkeypatch):
+    def sources(count, seed):
+        return {kind: [Prompt(kind, (("user", f"{kind} {seed} {i}"),)) for i in range(count)] for kind in serving.CLASSES}
+
+    monkeypatch.setattr(serving, "package_prompts", sources)
+    prompts = serving.Prompts(12, seed=3)
+    kinds = {prompt.messages: prompt.kind for pool in prompts.pools for prompt in pool if prompt.held_out}
+    runs = [prompts.take(count, 0.5) for count in (7, 7, 4)]
+    texts = [tuple((m["role"], m["content"]) for m in row["messages"]) for rows in runs for row in rows]
+    assert len(set(texts)) == 18 and [kinds[text] for text in texts[:7]] == [*serving.CLASSES, *serving.CLASSES[:2]]
+    assert [kinds[text] for text in texts[7:14]] == [kinds[text] for text in texts[:7]]
+    assert {row["temperature"] for rows in runs for row in rows} == {0.5}
+
+
+def test_the_arms_of_the_command_line_are_arms_and_those_with_a_server_of_their_own_bring_its_arguments(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["serving.py", "--also", "dflash=--verify-mode static --port 9"])
+    options = serving.arguments()
+    own = serving.servers_of(options)
+    assert own == {"off": ["--verify-mode", "off"], "dflash": ["--verify-mode", "static", "--port", "9"]}
+    assert serving.sweep_of(options, own).treatments == (*serving.ARMS, "dflash")
+    monkeypatch.setattr(sys, "argv", ["serving.py", "--control", "switched", "--arm", "compakt"])
+    with pytest.raises(serving.ArmError, match="compakt"):
+        serving.sweep_of(serving.arguments(), {})
 
 
 def test_the_page_shows_gains_by_load_and_names_the_best_fixed_length(tmp_path):
