@@ -124,8 +124,9 @@ def measure(arm: Arm, server: Server, dataset: Path, requests: int, concurrency:
 def gained(before: list[dict] | None, after: list[dict] | None) -> dict | None:
     """Step figures of a run, over all ranks, from the status before and after it (the generator's warm-up included).
 
-    `draft_ms` (backbone and head), `verify_ms` and `host_ms` (the rest of our step: acceptance, the draft's KV, counting)
-    are means over all steps; `step_ms`, the engine's part included, over those that another step followed at once.
+    `draft_ms` (backbone and head), `verify_ms`, `accept_ms` (acceptance and the draft's KV of what it kept) and `host_ms`
+    (planning, packing, bookkeeping) are means over all steps; `step_ms`, the engine's part included, over those that
+    another step followed at once.
     """
     if not before or not after:
         return None
@@ -147,7 +148,8 @@ def gained(before: list[dict] | None, after: list[dict] | None) -> dict | None:
         "tokens_per_step": gain(lambda s: s["tokens"]["committed"]) / requests,
         "step_ms": 1000 * gain(lambda s: s["seconds"]["step"]) / timed if timed else None,
         "predicted_step_ms": 1000 * gain(lambda s: s["predicted_seconds"]) / timed if timed else None,
-        "draft_ms": part_ms("backbone", "draft"), "verify_ms": part_ms("verify"), "host_ms": part_ms("host"),
+        "draft_ms": part_ms("backbone", "draft"), "verify_ms": part_ms("verify"),
+        "accept_ms": part_ms("accept", "commit"), "host_ms": part_ms("host"),
         "mean_window": verified / requests,
         "acceptance_rate": gain(lambda s: s["tokens"]["accepted"]) / verified if verified else None,
         "skipped": gain(lambda s: s["skipped_steps"]) / steps, "windows": windows,

@@ -15,7 +15,8 @@ from statistics import mean
 
 from sglang_dspark.bench.bracket import Run
 
-MEANS = ("tokens_per_step", "mean_window", "step_ms", "draft_ms", "verify_ms", "host_ms", "acceptance_rate", "skipped")
+MEANS = ("tokens_per_step", "mean_window", "step_ms", "draft_ms", "verify_ms", "accept_ms", "host_ms", "acceptance_rate",
+         "skipped")
 LOADS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_itl_ms")
 
 

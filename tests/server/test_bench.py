@@ -97,19 +97,26 @@ def test_a_greedy_benchmark_warns_that_rules_cannot_show():
     assert not any("greedy" in caution for caution in receipt.cautions(plan(temperature=1)))
 
 
+def seconds(**parts) -> dict:
+    return dict.fromkeys(("step", "backbone", "draft", "verify", "accept", "commit", "host"), 0.0) | parts
+
+
 def rank(**counts) -> dict:
-    base = {"steps": 0, "requests": 0, "timed_steps": 0, "skipped_steps": 0, "predicted_seconds": 0.0, "seconds": {"step": 0.0},
+    base = {"steps": 0, "requests": 0, "timed_steps": 0, "skipped_steps": 0, "predicted_seconds": 0.0, "seconds": seconds(),
             "tokens": {"committed": 0, "verified": 0, "accepted": 0}, "windows": [0, 0]}
     return base | counts
 
 
 def test_step_figures_are_what_was_gained_over_all_ranks():
     before = [rank(), rank(steps=5, requests=5, windows=[5, 0])]
-    after = [rank(steps=10, requests=20, timed_steps=8, seconds={"step": 0.4}, tokens={"committed": 50, "verified": 40, "accepted": 30}, windows=[0, 20]),
+    spent = seconds(step=0.4, backbone=0.01, draft=0.02, verify=0.2, accept=0.03, commit=0.04, host=0.005)
+    after = [rank(steps=10, requests=20, timed_steps=8, seconds=spent, tokens={"committed": 50, "verified": 40, "accepted": 30}, windows=[0, 20]),
              rank(steps=5, requests=5, windows=[5, 0])]
     steps = gained(before, after)
     assert (steps["tokens_per_step"], steps["step_ms"], steps["mean_requests"], steps["acceptance_rate"]) == (2.5, pytest.approx(50), 2, 0.75)
     assert steps["windows"] == [0, 20]
+    parts = [steps[f"{part}_ms"] for part in ("draft", "verify", "accept", "host")]
+    assert parts == pytest.approx([3.0, 20.0, 7.0, 0.5])
     assert gained(None, after) is None and gained(before, before) is None
 
 
