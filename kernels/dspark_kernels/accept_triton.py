@@ -14,6 +14,7 @@ from .gumbel_triton import row_race
 from .ragged import RaggedBatch
 from .sampling import SamplingRows
 from .sampling_triton import NORMALISED, RAW, SKIP, block_for, dense_rows, law_triton, row_argmax, row_draw
+from .stops_triton import block_stop, joint_ratio, token_stop
 from .types import AcceptResult, AcceptRule, BlockDraft, RequestRules, StepNoise
 
 
@@ -36,17 +37,6 @@ def own_token_kernel(
                 p_row = p_ptr + row.to(tl.int64) * V
                 won = row_race(p_row, p_row, V, tl.load(seed_ptr + request), position, False, RACE_BLOCK)
                 tl.store(own_ptr + row, won.to(tl.int64))
-
-
-@jit
-def joint_ratio(p_ptr, token_ptr, column_ptr, q_ptr, first, count, V, C):
-    """s_count = min(... min(p(x_1) / q(x_1), 1) ..., 1) along the block; s_0 = 1 (pointers are the request's own)."""
-    scale = 1.0
-    for i in range(count):
-        px = tl.load(p_ptr + (first + i).to(tl.int64) * V + tl.load(token_ptr + i))
-        qx = tl.load(q_ptr + i * C + tl.load(column_ptr + i))
-        scale = tl.minimum(tl.where(qx > 0.0, scale * px / tl.maximum(qx, 1e-37), 0.0), 1.0)
-    return scale
 
 
 @jit
@@ -163,30 +153,10 @@ def judge_kernel(
         coins = accept_ptr + r * coin_stride
         stop = 0
         stop_scale = 1.0
-        if (
-            rule == 1
-        ):  # u < p(x) / q(x) up to the first rejection; the bonus row is judged on its draft, if there is one
-            running = 1
-            for k in range(tl.minimum(w + 1, K)):
-                px = tl.load(p_ptr + (first + k).to(tl.int64) * V + tl.load(tokens + k))
-                qx = tl.load(q + k * C + tl.load(columns + k))
-                passed = tl.load(coins + k) * qx.to(tl.float64) < px.to(tl.float64)
-                running = tl.where(passed, running, 0)
-                stop += running
-        if rule == 2:  # the last i whose coin is below h_i
-            scale = 1.0
-            for k in range(w):
-                px = tl.load(p_ptr + (first + k).to(tl.int64) * V + tl.load(tokens + k))
-                qx = tl.load(q + k * C + tl.load(columns + k))
-                scale = tl.minimum(tl.where(qx > 0.0, scale * px / tl.maximum(qx, 1e-37), 0.0), 1.0)
-                threshold = scale
-                if k + 1 < w:
-                    mass = tl.maximum(scale - tl.load(scaled_ptr + r * K + k + 1), 0.0)
-                    slack = mass + (1.0 - scale)
-                    threshold = tl.where(slack > 0.0, mass / tl.maximum(slack, 1e-37), 1.0)
-                passed = tl.load(coins + k) < threshold.to(tl.float64)
-                stop = tl.where(passed, k + 1, stop)
-                stop_scale = tl.where(passed, scale, stop_scale)
+        if rule == 1:
+            stop = token_stop(p_ptr, q, tokens, columns, coins, first, w, K, V, C)
+        if rule == 2:
+            stop, stop_scale = block_stop(p_ptr, q, tokens, columns, coins, scaled_ptr + r * K, first, w, V, C)
         if (rule == 1) | (rule == 2):
             accepted = tl.minimum(stop, w)
             if stop > w:  # only the token rule: the draft at the bonus row passed

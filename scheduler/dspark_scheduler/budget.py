@@ -51,10 +51,8 @@ def best_budget(
 
     With the candidates sorted by survival a_(1) >= a_(2) >= ..., verifying the best K commits τ(K) = R + Σ_{i<=K} a_(i)
     tokens in T(K) = step_seconds(R, R + K) + draft_seconds(slots). All K are compared, so a cost curve with jumps
-    cannot trap the search, and inside a tier, where T is flat, the last slot wins as long as it adds anything.
-
-    This is the pure optimisation. Fed with survival of the tokens it decides about, it anticipates: a scheduler calls
-    `plan_budget`.
+    cannot trap the search, and inside a tier, where T is flat, the last slot wins as long as it adds anything. Fed with
+    survival of the tokens it decides about, this anticipates: a scheduler calls `plan_budget`.
 
     Args:
         values: [R, γ] survival, R >= 1, non-increasing along rows, no NaN; or [H, R, γ], equally likely cases of it.
@@ -63,24 +61,17 @@ def best_budget(
         cost: seconds of a step; `AdditiveCostModel` or `OnlineCostModel`.
         min_window, max_window: bounds of every window, a number or one per request [R]; None is γ. A minimum above
             zero anywhere forbids skipping the draft: whoever sets it asks for drafting.
-        max_step_seconds: only K whose step is at most this long (an inter-token latency goal). If none is, the
-            cheapest tier, filled.
+        max_step_seconds: longest step (an inter-token latency goal). If all are longer, the cheapest tier, filled.
         context: tokens of context of all requests together, for the cost model.
-        drafting: how much the draft computes. "block": always R·γ slots. "depth": R·d slots where d is the longest
-            window allowed; d is then optimised together with K. "windows": exactly the K slots that will be verified.
-        allow_skip: whether the answer may be to skip drafting.
-
-    Returns:
-        Budget. `skip_draft` if a step of R rows without drafting commits at least as many tokens per second.
+        drafting: what the draft computes. "block": R·γ slots. "depth": R·d slots, d the longest window allowed, which
+            is then optimised together with K. "windows": exactly the K slots that will be verified.
+        allow_skip: whether the answer may be to skip drafting, where plain decoding commits as many tokens per second.
 
     Raises:
         ValueError: survival is empty or not in [0, 1], or `drafting` is unknown.
     """
     values = np.asarray(values)
-    if values.ndim not in (2, 3) or values.size == 0:
-        raise ValueError(f"survival must be a matrix [requests >= 1, block size >= 1], got shape {values.shape}")
-    if drafting not in DRAFTING:
-        raise ValueError(f"drafting {drafting!r} is not one of {DRAFTING}")
+    _check_question(values, drafting)
     requests, gamma = values.shape[-2:]
     low, high = window_bounds(requests, gamma, min_window, max_window)
     least = 0 if low is None else int(low.max())
@@ -103,6 +94,13 @@ def best_budget(
     if best is None or (allow_skip and least == 0 and requests / plain_seconds >= best_rate):
         return Budget(0, float(requests), plain_seconds, True, 0)
     return best
+
+
+def _check_question(values: np.ndarray, drafting: str) -> None:
+    if values.ndim not in (2, 3) or values.size == 0:
+        raise ValueError(f"survival must be a matrix [requests >= 1, block size >= 1], got shape {values.shape}")
+    if drafting not in DRAFTING:
+        raise ValueError(f"drafting {drafting!r} is not one of {DRAFTING}")
 
 
 def _best_at_length(

@@ -214,9 +214,6 @@ def simulate(
         calibrate: whether confidence passes an `OnlineCalibrator` that learns from what was verified.
         believed: the cost model that the policy plans with; None is the truth. An OnlineCostModel learns.
         noise: relative deviation of step times, for what the policy is told and what is counted.
-
-    Returns:
-        SimulationResult.
     """
     sampler, gamma = sampler_of(acceptance), acceptance.gamma
     setup = Setup(machine, machine.cost if believed is None else believed, gamma, sampler.mean_survival)

@@ -46,9 +46,7 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the traffic; every policy of a load meets the same.")] = 0,
     auc: Annotated[float | None, typer.Option(help="How well the confidence head ranks (0.5 to about 0.85).")] = None,
-    overconfidence: Annotated[
-        float, typer.Option(help="Factor on the head's calibrated logit; 1 is calibrated.")
-    ] = 1.3,
+    overconfidence: Annotated[float, typer.Option(help="Factor on the head's logit; 1 is calibrated.")] = 1.3,
     calibrate: Annotated[bool, typer.Option(help="Pass confidence through the online calibrator.")] = True,
     sweep: Annotated[bool, typer.Option(help="Every policy at loads from 1 to 256: about a minute.")] = False,
     out: Annotated[
@@ -62,11 +60,8 @@ def simulate(
 
     chosen = _machine(machine)
     names = tuple((domains or ("math,code,chat" if machine == "gpu" else "demo")).split(","))
-    quality = {} if auc is None else {"auc": auc, "context_auc": max(0.51, auc - 0.04)}
-    if "demo" in names and auc is None:
-        quality = {"auc": 0.73, "context_auc": 0.70}  # measured on the trained draft
     try:
-        acceptance = Acceptance(names, overconfidence=overconfidence, **quality)
+        acceptance = Acceptance(names, overconfidence=overconfidence, **_quality(names, auc))
         wanted = policies.split(",") if policies else all_policies(acceptance.gamma)
         if not (policies or sweep):
             wanted = [name for name in wanted if name.partition("-")[0] not in ("threshold", "lagged", "ahead")]
@@ -79,6 +74,12 @@ def simulate(
         out.mkdir(parents=True, exist_ok=True)
         described = {"machine": chosen.name, "acceptance": dataclasses.asdict(acceptance), "seed": seed}
         typer.echo(f"wrote {_save(results, described, out)} and {_draw(results, chosen.name, out)}")
+
+
+def _quality(names: tuple[str, ...], auc: float | None) -> dict[str, float]:
+    if auc is not None:
+        return {"auc": auc, "context_auc": max(0.51, auc - 0.04)}
+    return {"auc": 0.73, "context_auc": 0.70} if "demo" in names else {}  # measured on the trained draft
 
 
 def _machine(name: str) -> Machine:
