@@ -67,7 +67,7 @@ def _exp2(x):
     return p * u32_as_f32(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
 
 
-_KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 
 
 @functools.cache
@@ -77,12 +77,12 @@ def attention_kernel(dtype: torch.dtype, head_dim: int) -> int:
     Raises:
         ValueError: a dtype other than bfloat16, float16 and float32.
     """
-    if dtype not in _KINDS:
+    if dtype not in KINDS:
         raise ValueError(f"attention on a CPU reads bfloat16, float16 or float32, not {dtype}")
-    return _compile(_KINDS[dtype], head_dim, _digest_of_parts()).address
+    return _compile(KINDS[dtype], head_dim, digest_of_parts()).address
 
 
-def _digest_of_parts() -> int:
+def digest_of_parts() -> int:
     """numba's cache looks at this file's date, not at those of what it imports: their content is part of the key."""
     sources = [Path(module.__file__).read_bytes() for module in (addresses, vectors)]
     return int.from_bytes(hashlib.sha256(b"".join(sources)).digest()[:4])

@@ -241,7 +241,7 @@ def test_what_lies_in_slots_of_others_and_behind_the_last_key_does_not_matter(dt
 
 
 def test_a_second_process_finds_the_compiled_kernel_in_the_cache():
-    compiled = "kernel._compile(kernel._KINDS[torch.float32], 32, kernel._digest_of_parts())"
+    compiled = "kernel._compile(kernel.KINDS[torch.float32], 32, kernel.digest_of_parts())"
     attention_kernel(torch.float32, 32)  # compiled and kept, here or long ago
     script = f"import torch; from sglang_dspark.cpu import kernel; print({compiled}.cache_hits)"
     again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
