@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,7 @@ def python(command: Command, words: list[str], place: Path) -> None:
     """A script has the flags that are given to it; the converter of the DFlash arm is run."""
     if words[:2] == ["-m", "sglang_dspark.bench.dflash"]:
         arguments = filled(words[2:], place)
+        shutil.rmtree(place / "OUT", ignore_errors=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["dflash", *arguments])
             runpy.run_module(words[1], run_name="__main__", alter_sys=False)
