@@ -8,6 +8,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_dspark.checkpoint import DraftConfig, check_draft, check_draft_folder
 from sglang_dspark.flags import ALGORITHM, config_of
+from sglang_dspark.unsupported import check_start
 
 if TYPE_CHECKING:
     from sglang.srt.managers.overlap_utils import FutureMap
@@ -56,8 +57,10 @@ class DSparkLoadAware(CustomSpecAlgo):
         """Fill in the engine's speculative arguments from the draft (fields are only assigned here).
 
         Raises:
-            ValueError: no draft path; a draft that cannot be served; or a width that contradicts the draft's.
+            ValueError: no draft path; a draft that cannot be served; a width that contradicts the draft's; or a start
+                whose requests would pass our checks by.
         """
+        check_start(server_args)
         path = server_args.speculative_draft_model_path
         if path is None:
             raise ValueError(

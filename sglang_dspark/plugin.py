@@ -12,13 +12,13 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_dspark import adjust, ends, meta, sampling_info, seeding, unsupported
+    from sglang_dspark import adjust, ends, logprobs, meta, sampling_info, seeding, unsupported
     from sglang_dspark.algorithm import DSparkLoadAware
     from sglang_dspark.compat import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
     from sglang_dspark.flags import ALGORITHM, install_flag_hooks
     from sglang_dspark.request import check_sampling_params
-    from sglang_dspark.serving import control, operation, routes
+    from sglang_dspark.serving import control, dropped, operation, routes
 
     require_compatible()
     install_flag_hooks()
@@ -30,11 +30,13 @@ def register() -> None:
     seeding.install()
     adjust.install()
     ends.install()
+    logprobs.install()
     meta.install()
     sampling_info.install()
     unsupported.install()
     control.install()
     routes.install()
+    dropped.install()
     operation.install()
     if not accelerator_present():
         slots.install()

@@ -32,7 +32,12 @@ def read_settings(custom_params: Mapping | None) -> RequestSettings:
     Raises:
         ValueError: an unknown key or a bad value, each named; the engine turns it into a 400.
     """
-    given = custom_params.get(KEY) if isinstance(custom_params, Mapping) else None
+    if custom_params is not None and not isinstance(custom_params, Mapping):
+        raise ValueError(f"custom_params must be an object, got {custom_params!r:.80}")
+    for key in custom_params or ():
+        if key != KEY and str(key).replace("_", "").casefold() == KEY:
+            raise ValueError(f"custom_params.{key}: the key is written {KEY}")
+    given = custom_params.get(KEY) if custom_params else None
     if given is None:
         return RequestSettings()
     if not isinstance(given, Mapping):

@@ -5,6 +5,8 @@ so its text is a function of prompt, parameters and seed, whoever its neighbours
 engine's seeded sampler is left aside: it needs deterministic inference, and a neighbour's filter changes its noise.
 Choice i of a request with n > 1 uses seed + i.
 
+A seed in the Ollama routes' options, which the engine answers with a 500, is one too.
+
 Three hooks: one notes which rows of a forward are seeded (nothing else happens where none is), one keeps those rows'
 logits after every adjustment, one puts the race's winners over the engine's own draws before log-probabilities are
 read off.
@@ -27,6 +29,7 @@ FORWARD = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
 PREPROCESS = "sglang.srt.layers.sampler.Sampler._preprocess_logits"
 SAMPLE = "sglang.srt.layers.sampler.Sampler._sample_from_probs"
 SEND = "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request"
+OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing._convert_options_to_sampling_params"
 ATTRIBUTE = "dspark_seeded"
 SEED_SPACE = 1 << 64
 
@@ -63,6 +66,7 @@ def install() -> None:
     HookRegistry.register(PREPROCESS, _keep_logits, HookType.AFTER)
     HookRegistry.register(SAMPLE, _draw_seeded, HookType.AROUND)
     HookRegistry.register(SEND, Choices().number, HookType.BEFORE)
+    HookRegistry.register(OLLAMA, _rename_seed, HookType.AFTER)
 
 
 def _note_seeds(forward_batch, cls, batch, model_runner, **kwargs) -> None:
@@ -89,6 +93,12 @@ def _draw_seeded(original, sampler, probs, sampling_info, positions, simple_samp
     tokens[seeded.index] = drawn.to(tokens.dtype)
     # The capture of a sampling mask recorded the weight of the engine's own draw; without it, it is looked up.
     return tokens, None if capture is None else capture._replace(selected_weight=None)
+
+
+def _rename_seed(params: dict, *args, **kwargs) -> dict:
+    if "seed" in params:
+        params["sampling_seed"] = params.pop("seed")
+    return params
 
 
 class Choices:

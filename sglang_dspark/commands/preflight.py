@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sglang_dspark.config import DSparkConfig
 from sglang_dspark.flags import ALGORITHM, add_flags, config_of_namespace
+from sglang_dspark.unsupported import check_start
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
 # A server without its model: four Python processes with torch, most pages shared (measured 2026-11-29: README).
@@ -103,6 +104,8 @@ def plan_start(argv: Sequence[str]) -> Plan:
         argv += ["--speculative-algorithm", ALGORITHM]
         args.speculative_algorithm = ALGORITHM
     config = config_of_namespace(args)
+    if args.speculative_algorithm is None or args.speculative_algorithm.upper() == ALGORITHM:
+        check_start(args)
     check_port(args.host, args.port)
     speculates = config.verify_mode != "off" and args.speculative_algorithm.upper() == ALGORITHM
     if args.model_path is None:

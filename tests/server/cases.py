@@ -126,6 +126,11 @@ LOGPROB_CASES = [
     generate("logprobs", extra=LOGPROBS), generate("logprobs-1", 1, 1, extra=LOGPROBS), generate("logprobs-2", 1, 2, extra=LOGPROBS),
     sampled("logprobs-sampled", 2), generate("logprobs-sampled-filtered", 3, extra=LOGPROBS, temperature=1.3, sampling_seed=2, top_p=0.8),
     *(generate(f"logprobs-of-top-k-1-{i}", i, 12, extra=LOGPROBS, temperature=0.3, top_k=1) for i in range(2)),
+    # Few tokens are allowed, so the next best ones are far below float32's smallest probability.
+    *(generate(f"logprobs-of-few-tokens-{i}", i, 16, extra=LOGPROBS, repetition_penalty=1.3, regex="(ab|cd|e)+x?", **looks)
+      for i, looks in enumerate(({}, {"temperature": 0.3, "top_k": 1}, {"temperature": 0.3, "sampling_seed": 6}))),
+    *(generate(f"logprobs-of-unlikely-tokens-{i}", 5, 12, extra={"return_logprob": True, "token_ids_logprob": [3, 60, 61]},
+               logit_bias={"60": -100.0, "61": -85.0}, **looks) for i, looks in enumerate(({}, {"temperature": 0.3, "sampling_seed": 6}))),
     generate("logprobs-penalty", 4, extra=LOGPROBS, frequency_penalty=1.0, logit_bias=BIAS),
     generate("logprobs-of-ids", 5, extra={"return_logprob": True, "token_ids_logprob": [3, 60, 61, 62]}),
     generate("logprobs-text", 6, extra={**LOGPROBS, "return_text_in_logprobs": True}),
@@ -164,6 +169,7 @@ OPENAI = [
     Case("messages", {"model": "m", "max_tokens": 16, "temperature": 0.0, "messages": [{"role": "user", "content": "The mill"}]}, "/v1/messages"),
     Case("responses", {"model": "m", "max_output_tokens": 16, "temperature": 0.0, "input": "The mill"}, "/v1/responses"),
     Case("ollama", {"model": "m", "prompt": "The mill", "stream": False, "options": {"temperature": 0, "num_predict": 9}}, "/api/generate"),
+    Case("ollama-seed", {"model": "m", "prompt": "The mill", "stream": False, "options": {"seed": 4, "num_predict": 9}}, "/api/generate"),
 ]
 REFUSED = [
     generate("bad-temperature", temperature=-1.0), generate("bad-top-p", top_p=1.5), generate("bad-min-tokens", min_new_tokens=99),
@@ -172,6 +178,9 @@ REFUSED = [
     generate("image-data", extra={"image_data": "data:image/png;base64,iVBORw0KGgo="}),
     chat("image", messages=[{"role": "user", "content": [{"type": "text", "text": "what"},
                              {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]}]),
+    generate("unreadable-processor", extra={"custom_logit_processor": "{}"}),
+    generate("processor-of-no-bytes", extra={"custom_logit_processor": json.dumps({"callable": "00ff"})}),
+    generate("sampling-at-the-top", extra={"temperature": 0.0, "max_new_tokens": 3}), chat("chat-max-new-tokens", max_new_tokens=3),
     generate("too-long", extra={"text": None, "input_ids": [60] * 2100}),
 ]
 CASES = [*SAMPLING, *PENALTIES, *PROCESSORS, *GRAMMARS, *LOGPROB_CASES, *OPENAI, *REFUSED]

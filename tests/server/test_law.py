@@ -6,10 +6,10 @@ the first `LENGTH` tokens is enumerated with transformers on the tiny target; `S
 drawn in full batches whose requests have different window bounds, are held to it by a chi-square test. Bins that expect
 fewer than 5 are merged into one with everything that was not enumerated.
 
-Strength: with 4000 samples and 100 to 184 bins the limit of 1e-6 lies near chi2 = 175 and 285. Planted once each (servers
+Strength: with 4000 samples and 101 or 184 bins the limit of 1e-6 lies at chi2 = 183 and 290. Planted once each (servers
 run on a changed copy of the kernels, setting `filtered`, 184 degrees of freedom): drawing from p instead of the residual
 after a rejection gives chi2 1534 (static, token) and 1502 (compact, block); the same coins in every step of a request
-2832 and 3097. Correct arms gave 156 to 193.
+2832 and 3097. Correct arms gave 156 to 197.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ engine checks its pools when it is idle and ends the process on a leak, so a lea
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -75,6 +76,36 @@ def test_beam_search_and_images_are_400s_with_the_reason(dspark, plain):
     image = {"text": "A", "image_data": "data:image/png;base64,AAAA", "sampling_params": {"max_new_tokens": 5}}
     for server in (dspark, plain):
         assert "text only" in str(server.post("/generate", image, expect=400))
+
+
+CHAT = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "A"}]}
+DECLINED = {"dspark": {"enabled": False}}
+
+
+@pytest.mark.parametrize(("path", "body", "word"), [
+    ("/generate", {"text": "A", "temperature": 0.5}, "temperature"),
+    ("/generate", {"text": "A", **DECLINED}, "sampling_params.custom_params"),
+    ("/generate", {"text": "A", "stream": True, "custom_params": DECLINED}, "custom_params"),
+    ("/generate", {"text": "A", "sampling_params": {"colour": 1}}, "colour"),
+    ("/generate", {"text": "A", "sampling_params": {"custom_params": {"DSPARK": {}}}}, "written dspark"),
+    ("/generate", {"text": "A", "sampling_params": {"custom_params": [1]}}, "custom_params"),
+    ("/generate", {"text": "A", "custom_logit_processor": json.dumps({"callable": "00ff"})}, "custom_logit_processor"),
+    ("/v1/chat/completions", {**CHAT, **DECLINED}, "custom_params"),
+    ("/v1/chat/completions", {**CHAT, "stream": True, "sampling_seed": 3}, "called seed"),
+    ("/v1/completions", {"model": "m", "prompt": "A", "max_new_tokens": 3}, "called max_tokens"),
+    ("/v1/messages", {**CHAT, "custom_params": DECLINED}, "custom_params"),
+    ("/v1/responses", {"model": "m", "input": "A", "seed": 3}, "seed"),
+    ("/api/generate", {"model": "m", "prompt": "A", "stream": False, "temperature": 0}, "options")])
+def test_what_a_route_would_not_read_is_a_400_that_names_it(dspark, plain, path, body, word):
+    for server in (dspark, plain):
+        assert word in str(server.post(path, body, expect=400))
+
+
+def test_keys_that_mean_nothing_to_sampling_are_left_to_the_engine(dspark):
+    """A null asks for nothing, and what the engine ignores for every request it still does."""
+    dspark.post("/generate", {"text": "A", "colour": 1, "temperature": None, "sampling_params": {"max_new_tokens": 1}})
+    dspark.post("/v1/chat/completions", {**CHAT, "colour": 1, "sampling_seed": None})
+    assert dspark.post("/v1/embeddings", {"model": "m", "input": "A", "temperature": 1}, expect=400)  # no embedding model
 
 
 def _abandon(url: str, i: int) -> None:

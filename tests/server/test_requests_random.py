@@ -43,7 +43,8 @@ SHAPE = _maybe(
     stop_token_ids=st.lists(st.integers(6, 511), min_size=1, max_size=40), stop_regex=st.sampled_from(["[aeiou][a-z]$", "[0-9]"]),
     ignore_eos=st.booleans(), no_stop_trim=st.booleans(),
     custom_params=st.sampled_from([{"dspark": {"enabled": False}}, {"dspark": {"max_window": 1}}, {"dspark": {"min_window": 3}}]))
-OUTER = _maybe(stream=st.just(True), return_logprob=st.just(True), top_logprobs_num=st.integers(0, 3))
+OUTER = _maybe(stream=st.just(True), return_logprob=st.just(True), top_logprobs_num=st.integers(0, 3),
+               token_ids_logprob=st.lists(st.integers(2, 400), min_size=1, max_size=3))
 
 
 @st.composite

@@ -1,19 +1,25 @@
 """Hooks that the servers of this suite cannot reach or only by chance, held to plain rules on small objects.
 
 Bug class: overlap scheduling, which no CPU server runs, starting a step before the last one's tokens can be penalised;
-a choice of n that takes another one's seed; an end that is looked for behind the grammar's own.
+a choice of n that takes another one's seed; an end that is looked for behind the grammar's own; a key that nobody reads;
+a start whose requests pass our checks by.
 """
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_dspark.adjust import _waits_for_output
+from sglang_dspark.algorithm import DSparkLoadAware
+from sglang_dspark.commands.preflight import plan_start
+from sglang_dspark.config import ConfigError
 from sglang_dspark.ends import _one_by_one
 from sglang_dspark.seeding import Choices
+from sglang_dspark.serving.dropped import dropped, known_keys
 
 
 def _request(**params) -> SimpleNamespace:
@@ -57,3 +63,40 @@ def test_the_first_end_of_a_run_is_the_end_and_the_grammar_speaks_about_the_last
     _one_by_one(check, request, 3)
     assert seen == [([1, 2], None, 1), ([1, 2, 3], None, 1)]
     assert request.output_ids == [1, 2, 3, 4] and request.grammar == "over" and request.finished_len == 3
+
+
+@pytest.mark.parametrize(("body", "known", "inner", "words"), [
+    ({"text": "A", "temperature": 0}, {"text"}, "sampling_params", "temperature .* put it into sampling_params"),
+    ({"dspark": {}}, {"text"}, "sampling_params", "dspark .* sampling_params.custom_params"),
+    ({"dspark": {}}, {"custom_params"}, None, "put it into custom_params"), ({"dspark": {}}, set(), None, "another route"),
+    ({"max_new_tokens": 1}, {"max_tokens"}, None, "called max_tokens"), ({"seed": 1}, set(), None, "seed .* leave it out"),
+    ({"regex": "a", "ebnf": "b"}, {"regex"}, None, "^ebnf")])
+def test_a_key_that_its_route_does_not_read_is_named_with_its_place(body, known, inner, words):
+    assert re.search(words, dropped(body, known, inner))
+
+
+@pytest.mark.parametrize("body", [{"colour": 1}, {"seed": None}, {"temperature": 1}, {}, [1], "text"])
+def test_other_keys_and_nulls_are_left_alone(body):
+    assert dropped(body, {"temperature"}) is None
+
+
+def test_a_route_that_draws_no_tokens_has_nothing_to_drop():
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, EmbeddingRequest
+
+    assert dropped({"temperature": 1}, known_keys(EmbeddingRequest)) is None
+    assert "dspark" not in known_keys(ChatCompletionRequest)
+
+
+@pytest.mark.parametrize(("flags", "words"), [(["--tokenizer-worker-num", "2"], "--tokenizer-worker-num 2: .* leave the flag out"),
+                                              (["--smg-grpc-mode"], "--smg-grpc-mode: .* leave the flag out")])
+def test_a_start_whose_requests_would_not_be_checked_is_refused_with_one_line(flags, words):
+    for mode in ([], ["--verify-mode", "off"]):
+        with pytest.raises(ConfigError, match=words) as refusal:
+            plan_start(["/no/such/model", *mode, *flags])
+        assert "\n" not in str(refusal.value)
+
+
+def test_the_engine_refuses_such_a_start_too_before_it_looks_for_a_draft():
+    arguments = SimpleNamespace(tokenizer_worker_num=3, smg_grpc_mode=False, grpc_mode=False, speculative_draft_model_path=None)
+    with pytest.raises(ConfigError, match="--tokenizer-worker-num 3"):
+        DSparkLoadAware.handle_server_args(None, arguments)
