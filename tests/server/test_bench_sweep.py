@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import serving
 from sglang_dspark.bench.bracket import Run
-from sglang_dspark.bench.sweep import LOADS, MEANS, Results, Sweep, SweepError, judged, summary
+from sglang_dspark.bench.sweep import LOADS, MEANS, Results, Slot, Sweep, SweepError, judged, summary
 from sglang_dspark.bench.sweep_report import markdown
 from sglang_dspark.training.prompts import Prompt
 
@@ -30,7 +30,7 @@ def sweep(**changes) -> Sweep:
 
 def run_of(slot, speed: float) -> Run:
     steps = dict.fromkeys(MEANS, 1.5) if slot.arm != "off" else None
-    return Run(slot.arm, dict.fromkeys(LOADS, 10.0) | {"output_throughput": speed}, steps, 0.0)
+    return Run(slot.arm, dict.fromkeys(LOADS, 10.0) | {"output_throughput": speed, "duration": 1.0}, steps, 0.0)
 
 
 def filled(path, plan: Sweep, speeds: dict, count: int | None = None, *, resume: bool = False) -> Results:
@@ -123,10 +123,12 @@ def test_another_draft_does_not_go_on_where_the_old_one_stopped(tmp_path):
         resumed.serve({}, {"draft": "b", "gamma": 5})
 
 
-def test_every_run_has_held_out_prompts_of_its_own_in_the_same_mixture(monkeypatch):
-    def sources(count, seed):
-        return {kind: [Prompt(kind, (("user", f"{kind} {seed} {i}"),)) for i in range(count)] for kind in serving.CLASSES}
+def sources(count: int, seed: int) -> dict[str, list[Prompt]]:
+    """Prompts without the packages they come from."""
+    return {kind: [Prompt(kind, (("user", f"{kind} {seed} {i}"),)) for i in range(count)] for kind in serving.CLASSES}
 
+
+def test_every_run_has_held_out_prompts_of_its_own_in_the_same_mixture(monkeypatch):
     monkeypatch.setattr(serving, "package_prompts", sources)
     prompts = serving.Prompts(12, seed=3)
     kinds = {prompt.messages: prompt.kind for pool in prompts.pools for prompt in pool if prompt.held_out}
@@ -146,6 +148,52 @@ def test_the_arms_of_the_command_line_are_arms_and_those_with_a_server_of_their_
     monkeypatch.setattr(sys, "argv", ["serving.py", "--control", "switched", "--arm", "compakt"])
     with pytest.raises(serving.ArmError, match="compakt"):
         serving.sweep_of(serving.arguments(), {})
+
+
+class Stub:
+    """Stands for a started server and for what the bench asks of it."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.stopped = url, False
+
+    def describe(self) -> dict:
+        return {"model_path": "m"}
+
+    def status(self) -> list[dict]:
+        return [{"fingerprint": {"draft": "d"}}]
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_the_sweep_starts_its_servers_runs_every_arm_where_it_belongs_and_stops_them(tmp_path, monkeypatch):
+    started, ran = [], []
+
+    def start(log, *arguments, **how):
+        started.append(Stub(f"http://{log.stem}"))
+        return started[-1]
+
+    def measure(arm, server, dataset, requests, concurrency, tokens, **how):
+        ran.append((arm.name, arm.url, arm.settings and arm.settings["verify_mode"], requests))
+        return run_of(Slot(0, 1.0, concurrency, 0, arm.name), 100.0)
+
+    monkeypatch.setattr(serving, "package_prompts", sources)
+    monkeypatch.setattr(serving.signal, "signal", lambda *given: None)  # no handler of ours in the tests' process
+    for name, stand_in in (("start", start), ("measure", measure), ("Server", Stub)):
+        monkeypatch.setattr(serving, name, stand_in)
+    out = tmp_path / "serving.json"
+    arguments = ["serving.py", "--concurrency", "1,4", "--temperature", "1", "--arm", "static-2", "--also", "dflash=--x 1"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--out", str(out), "--seconds", "4", "--output-tokens", "20"])
+    assert serving.main() == 0
+    assert [server.url for server in started] == ["http://dspark", "http://off", "http://dflash"]
+    assert all(server.stopped for server in started)
+    cells = ran[3:]  # behind the pilot: one warm run, and the control at both loads
+    assert len(cells) == 2 * 4 and {requests for *_, requests in cells} == {20}
+    assert {run[:3] for run in cells} == {
+        ("off", "http://off", None), ("static-2", None, "static"), ("dflash", "http://dflash", None)}
+    assert len(json.loads(out.read_text())["runs"]) == 8 and "| dflash | 1.000 | 1.000 |" in out.with_suffix(".md").read_text()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--resume"])
+    assert serving.main() == 0 and len(ran) == 11, "a finished sweep ran again"
 
 
 def test_the_page_shows_gains_by_load_and_names_the_best_fixed_length(tmp_path):
