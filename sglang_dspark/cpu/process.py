@@ -33,9 +33,11 @@ def prepare_worker() -> None:
     """Run when a process that holds a model starts (SGLang's `init_backend`)."""
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
+    from sglang_dspark.cpu import fused
     from sglang_dspark.cpu.cores import replace_bindings
 
     register_attention_backend(ATTENTION_BACKEND)(_make_backend)
+    fused.register()
     replace_bindings()
 
 
