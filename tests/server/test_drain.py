@@ -1,8 +1,7 @@
 """The end of a server whose whole process group is told to end, as systemd, a container's init or a terminal does it.
 
 Bug class: a process of the server that obeys the signal while the engine still needs it: running requests are cut off,
-or the server reports a dead child and exits with 1. Strength: it fails where the scheduler does not ignore SIGTERM, and
-where the fork server lets it through to its own end.
+or the server reports a dead child and exits with 1. Planted once and seen to fail: a fork server that obeys SIGTERM.
 """
 
 from __future__ import annotations
