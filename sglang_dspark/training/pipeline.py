@@ -118,13 +118,13 @@ class Pipeline:
         _in_processes("train", self.settings, self.layers, self.work, self.settings.workers)
         (self.work / "train.done").touch()
 
-    def _speculate(self, temperature: float, prompts: list[Prompt], seed: int, head: bool = True):
+    def _speculate(self, temperature: float, prompts: list[Prompt], seed: int, head: bool = True, rule="token"):
         s = self.settings
         target = open_target(s, self.layers)
         dtype = getattr(torch, s.dtype)
         draft = load_draft(self.work / "draft", target.embedding, target.lm_head, dtype).to(s.device)
         requests = requests_of(prompts, target.tokenizer, s)
-        speculator = Speculator(target, draft, temperature, s.evaluation_new, seed, head)
+        speculator = Speculator(target, draft, temperature, s.evaluation_new, seed, head, rule)
         return speculator.run(requests, s.evaluation_batch)
 
     def _held(self) -> tuple[list[Prompt], list[Prompt]]:
@@ -159,6 +159,8 @@ class Pipeline:
             for head, scaling in scalings.items():
                 quality = confidence_quality(rounds, head, scaling)
                 tables["confidence"][f"T={temperature:g} {head}"] = asdict(quality)
+        block = acceptance_table(self._speculate(1.0, self._held()[1], seed=12, rule="block"))
+        tables["acceptance"]["T=1, block verification"] = {kind: asdict(row) for kind, row in block.items()}
         log = json.loads((self.work / "training_log.json").read_text())
         tables["training"] = log[-1]
         tables["machine"] = f"{platform.processor() or platform.machine()}, {self.settings.workers} processes"

@@ -1,7 +1,7 @@
 """Real speculative decoding with a draft, in plain torch: what the tables and the calibration are measured on.
 
 Batched over requests, one round at a time: draft the block with its sequential head, verify γ+1 rows with the target,
-judge token by token with the exact residual (paper §1), commit. One float32 law makes q and p.
+judge (token by token, or the block as a whole, each with its exact residual), commit. One float32 law makes q and p.
 """
 
 from __future__ import annotations
@@ -41,13 +41,22 @@ def law(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 class Speculator:
     """Decodes groups of requests with ``draft`` at one temperature, up to ``max_new`` tokens each.
 
-    ``head``: False turns the sequential head off (what the block would do as a DFlash draft).
+    ``head``: False turns the sequential head off (what the block would do as a DFlash draft). ``rule``: "token" or
+    "block" (the server's own for requests without a seed).
     """
 
     def __init__(
-        self, target: Target, draft: DSparkDraft, temperature: float, max_new: int, seed: int = 0, head: bool = True
+        self,
+        target: Target,
+        draft: DSparkDraft,
+        temperature: float,
+        max_new: int,
+        seed: int = 0,
+        head: bool = True,
+        rule: str = "token",
     ):
         self.target, self.draft, self.temperature, self.max_new, self.head = target, draft, temperature, max_new, head
+        self.rule = rule
         self.gamma = draft.config.block_size
         self.random = torch.Generator(device=target.device).manual_seed(seed)
         self.rounds = Rounds()
@@ -119,7 +128,7 @@ class Speculator:
         fed = torch.cat([anchors[:, None], tokens], 1)
         features, final = self.target.forward(fed, SlotView.at(cache, positions))
         p = law(self.target.logits(final), self.temperature)
-        accepted, bonus, overlap = judge(p, q, tokens, self.draft, self.random)
+        accepted, bonus, overlap = judge(p, q, tokens, self.draft, self.random, self.rule)
         context[torch.arange(b, device=device)[:, None], positions] = self._fuse(features)
         for i in range(b):
             if alive[i]:
@@ -146,8 +155,8 @@ class Speculator:
         return stop is None and len(text) < self.max_new
 
 
-def judge(p, q, tokens, draft: DSparkDraft, random: torch.Generator | None = None):
-    """Token-wise rejection sampling: p [b, γ+1, V], q [b, γ, Vd] float32 laws, tokens [b, γ] drafted target ids.
+def judge(p, q, tokens, draft: DSparkDraft, random: torch.Generator | None = None, rule: str = "token"):
+    """Rejection sampling: p [b, γ+1, V], q [b, γ, Vd] float32 laws, tokens [b, γ] drafted target ids.
 
     Returns accepted [b] int64, the bonus token [b] (residual where rejected, target's law where all passed), and the
     overlap Σ min(p, q) [b, γ].
@@ -158,10 +167,35 @@ def judge(p, q, tokens, draft: DSparkDraft, random: torch.Generator | None = Non
     wide[..., support] = q
     chosen_p = p[:, :gamma].gather(-1, tokens[..., None])[..., 0]
     chosen_q = wide.gather(-1, tokens[..., None])[..., 0]
-    u = torch.rand(b, gamma, device=q.device, generator=random)
-    accepted = (u * chosen_q < chosen_p).long().cumprod(-1).sum(-1)
+    coins = torch.rand(b, gamma, device=q.device, generator=random)
     row = torch.arange(b, device=q.device)
-    residual = torch.cat([(p[:, :gamma] - wide).clamp_min(0), p[:, gamma:]], 1)[row, accepted]
+    if rule == "block":
+        scales, thresholds = block_thresholds(p, wide, chosen_p / chosen_q)
+        accepted = ((coins < thresholds) * torch.arange(1, gamma + 1, device=q.device)).amax(-1)
+        scale = scales[row, accepted][:, None]
+    else:
+        accepted, scale = (coins * chosen_q < chosen_p).long().cumprod(-1).sum(-1), 1.0
+    at = accepted.clamp_max(gamma - 1)
+    residual = (scale * p[row, at] - wide[row, at]).clamp_min(0)
+    residual = torch.where((accepted == gamma)[:, None], p[:, gamma], residual)
     # A residual without mass means p = q up to rounding: the target's own law is then the exact answer.
     residual = torch.where(residual.sum(-1, keepdim=True) > 1e-8, residual, p[row, accepted])
     return accepted, draw(residual, random), torch.minimum(p[:, :gamma], wide).sum(-1)
+
+
+def block_thresholds(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Block verification (Sun et al. 2024): the last position whose coin is below its threshold ends what is accepted.
+
+    p [b, γ+1, V], q [b, γ, V], ratio [b, γ] = p/q of the drafts -> scales s [b, γ+1] with s_0 = 1 and s_i = min(s_{i-1}
+    ratio_i, 1), and thresholds h_1..h_γ [b, γ]: m_i / (m_i + 1 - s_i) with m_i = Σ max(s_i p - q, 0) of the next slot,
+    and s_γ at the end. After i accepted drafts the residual is max(s_i p - q, 0).
+    """
+    gamma = q.shape[1]
+    scales = [torch.ones_like(ratio[:, 0])]
+    for k in range(gamma):
+        scales.append((scales[-1] * ratio[:, k]).clamp_max(1.0))
+    s = torch.stack(scales, 1)
+    mass = (s[:, 1:gamma, None] * p[:, 1:gamma] - q[:, 1:]).clamp_min(0).sum(-1)
+    slack = mass + 1 - s[:, 1:gamma]
+    inner = torch.where(slack > 0, mass / slack.clamp_min(1e-30), 1.0)
+    return s, torch.cat([inner, s[:, gamma:]], 1)

@@ -81,6 +81,35 @@ def test_slots_give_the_features_of_one_plain_forward(target):
     torch.testing.assert_close(torch.cat([first[1], rest[1]], 1), final, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_two_tokens_follow_the_targets_joint_law_under_either_rule(rule):
+    torch.manual_seed(6)
+    n, v = 200_000, 4
+    draft = random_draft(1, vocab_size=v, mask_token_id=0, block_size=2)
+    first, second = law(torch.randn(v), 1.0), law(torch.randn(v, v) * 1.5, 1.0)  # p(x), p(y | x)
+    q_first, q_second = law(torch.randn(v), 1.0), law(torch.randn(v, v), 1.0)
+    x = torch.multinomial(q_first, n, True)
+    tokens = torch.stack([x, torch.multinomial(q_second[x], 1)[:, 0]], 1)
+    p = torch.stack([first.expand(n, -1), second[x], torch.full((n, v), 1 / v)], 1)
+    q = torch.stack([q_first.expand(n, -1), q_second[x]], 1)
+    accepted, bonus, _ = judge(p, q, tokens, draft, rule=rule)
+    one = torch.where(accepted > 0, x, bonus)
+    plain = torch.multinomial(second[one], 1)[:, 0]  # a block that ends after one token goes on as plain decoding
+    two = torch.where(accepted == 2, tokens[:, 1], torch.where(accepted == 1, bonus, plain))
+    counts, expected = torch.bincount(one * v + two, minlength=v * v), n * (first[:, None] * second).flatten()
+    assert float(((counts - expected) ** 2 / expected).sum()) < 45  # 15 degrees of freedom: p about 1e-4
+
+
+def test_the_block_rule_accepts_at_least_as_much_as_the_token_rule():
+    torch.manual_seed(8)
+    n, v, gamma = 20_000, 6, 4
+    draft = random_draft(1, vocab_size=v, mask_token_id=0, block_size=gamma)
+    p, q = law(torch.randn(n, gamma + 1, v), 1.0), law(torch.randn(n, gamma, v), 1.0)
+    tokens = torch.multinomial(q.flatten(0, 1), 1).view(n, gamma)
+    means = {rule: float(judge(p, q, tokens, draft, rule=rule)[0].float().mean()) for rule in ("token", "block")}
+    assert means["block"] > means["token"] + 0.02, means
+
+
 def test_the_emitted_pair_follows_the_targets_law_with_a_restricted_draft(target):
     torch.manual_seed(5)
     n, v = 40_000, 6
