@@ -44,6 +44,7 @@ class _InEnvironment:
         os.environ.clear()
         os.environ.update(self.environment)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        multiprocessing.set_start_method(START_METHOD, force=True)  # a data-parallel controller starts ranks of its own
         return self.target(*args, **kwargs)
 
 
@@ -58,7 +59,8 @@ class _Process(context.ForkServerProcess):
 
 
 class _Context(context.ForkServerContext):
-    _name = START_METHOD
+    # Every process that is spawned from here on is told this name, and knows only Python's own.
+    _name = "forkserver"
     Process = _Process
 
 

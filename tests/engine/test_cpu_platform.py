@@ -6,7 +6,9 @@ an hour later. Strength: each refusal is tested with the value that must hit it 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -208,3 +210,16 @@ def test_functions_marked_for_compilation_stay_what_they_were():
 
     assert torch.compile(f) is f
     assert torch.compile(dynamic=True)(f) is f
+
+
+def test_a_program_that_holds_an_engine_can_still_spawn_processes_of_its_own():
+    before = multiprocessing.get_start_method(allow_none=True)
+    forkserver.install()
+    multiprocessing.set_start_method(forkserver.START_METHOD, force=True)
+    try:
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
+        child.start()
+        child.join(120)
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert child.exitcode == 0

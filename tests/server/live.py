@@ -84,6 +84,17 @@ def start(log: Path, *arguments: str, timeout: float = 240, environment: dict[st
     raise AssertionError(f"the server was not ready after {timeout} s: {server.tail()}")
 
 
+def wait_for_refusal(url: str) -> httpx.Response:
+    """The first answer other than 200 to new work; the signal may arrive a moment after it was sent."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        body = {"text": "new", "sampling_params": {"max_new_tokens": 1}}
+        answer = httpx.post(url + "/generate", json=body, timeout=120)
+        if answer.status_code != 200:
+            return answer
+    raise AssertionError("new work was accepted to the end")
+
+
 def plugin_path(folder: Path, name: str, source: str) -> dict[str, str]:
     """A plugin of the engine for one test: `source` defines `register`; returns the environment that puts it on the path."""
     (folder / f"{name}.py").write_text(source)

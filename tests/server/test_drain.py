@@ -9,27 +9,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 
 import httpx
 import psutil
 
-from tests.server.live import start
+from tests.server.live import start, wait_for_refusal
 
 NEW_TOKENS = 1800
 BODY = {"text": "The river ran", "stream": True,
         "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}}
-
-
-def _wait_for_refusal(url: str) -> httpx.Response:
-    """The first answer other than 200 to new work; the signal may arrive a moment after it was sent."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        body = {"text": "new", "sampling_params": {"max_new_tokens": 1}}
-        answer = httpx.post(url + "/generate", json=body, timeout=120)
-        if answer.status_code != 200:
-            return answer
-    raise AssertionError("new work was accepted to the end")
 
 
 def test_a_group_told_to_end_finishes_its_requests_and_refuses_new_ones(pair, tmp_path):
@@ -42,7 +30,7 @@ def test_a_group_told_to_end_finishes_its_requests_and_refuses_new_ones(pair, tm
             lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
             first = json.loads(next(lines)[6:])
             os.killpg(server.process.pid, signal.SIGTERM)
-            refused = _wait_for_refusal(server.url)
+            refused = wait_for_refusal(server.url)
             *_, last = lines
         last = json.loads(last[6:])
         assert first["meta_info"]["completion_tokens"] < NEW_TOKENS == last["meta_info"]["completion_tokens"], server.tail()

@@ -21,7 +21,7 @@ import pytest
 from sglang_dspark.serving.metrics import EXTRA_LABELS, METRICS
 from sglang_dspark.serving.operation import Draining
 from sglang_dspark.serving.routes import MAX_BODY, may_configure
-from tests.server.live import start
+from tests.server.live import start, wait_for_refusal
 
 KEY = {"Authorization": "Bearer the-admin-key"}
 
@@ -181,14 +181,14 @@ def test_a_draining_server_refuses_new_work_but_answers_questions_about_itself()
 def test_a_server_told_to_end_finishes_what_runs_refuses_what_comes_and_keeps_what_it_learned(watched, state):
     configure(watched, json={"verify_mode": "compact", "min_window": 1})
     with ThreadPoolExecutor(1) as background:
-        running = background.submit(watched.generate, ["The river ran"] * 16, max_new_tokens=400, ignore_eos=True, temperature=1)
-        time.sleep(1.5)
-        assert not running.done()
+        steps = status(watched)["steps"]
+        running = background.submit(watched.generate, ["The river ran"] * 3, max_new_tokens=1800, ignore_eos=True, temperature=1)
+        while status(watched)["steps"] == steps:
+            assert not running.done()
         watched.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        refused = httpx.post(watched.url + "/generate", json={"text": "new", "sampling_params": {"max_new_tokens": 2}}, timeout=60)
+        refused = wait_for_refusal(watched.url)
         assert refused.status_code == 503 and refused.json()["error"]["type"] == "shutting_down"
-        assert [a["meta_info"]["completion_tokens"] for a in running.result()] == [400] * 16
+        assert [a["meta_info"]["completion_tokens"] for a in running.result()] == [1800] * 3
     assert watched.process.wait(60) == 0
     saved = {path.name for path in state.rglob("*.json")}
     assert "cost.json" in saved and any(name.startswith("calibration") for name in saved)
