@@ -3,9 +3,8 @@
     python -m benchmarks.draft_time [--requests 1,4,8,16] [--tokens 128] [--out benchmarks/results/draft_time]
 
 Starts one server with the demo pair in static mode: every step drafts and verifies whole blocks. R answers of equal
-length decode together, and the meter's own sums are read twice while all R run: before and after at least `--steps`
-steps. *Draft* is the backbone, the sequential head with its sampling, and nothing else; *verify* the target's forward
-over R·(γ+1) rows; *host* everything else of the worker's step (packing, acceptance, writing the draft's KV). *Plain* is
+length decode together, and the meter's own sums are read twice while all R run. *Draft* is the backbone, the sequential head with its sampling, and nothing else; *verify* the target's forward
+over R·(γ+1) rows; *accept* acceptance and writing the draft's KV; *host* planning, packing, bookkeeping. *Plain* is
 a whole step of the same server in mode off, before and after (A, B, A2). The speedup is accepted length × plain / step:
 what static verification brings at that R, measured on the same answers. Run it on a quiet machine.
 """
@@ -22,10 +21,10 @@ import threading
 import time
 from pathlib import Path
 
+from sglang_dspark.bench.bracket import gained
 from tests.server.live import Server, start
 
 CONTEXT = "Write a long story about a lighthouse keeper and the sea."
-PARTS = ("backbone", "draft", "verify", "host")
 
 
 def window(server: Server, requests: int, tokens: int, temperature: float) -> tuple[dict, dict]:
@@ -53,16 +52,9 @@ def measure(server: Server, requests: int, tokens: int, temperature: float, **mo
     """Milliseconds a step of one mode, in parts, and the accepted length."""
     server.configure(**mode)
     first, last = window(server, requests, tokens, temperature)
-    steps, timed = last["steps"] - first["steps"], last["timed_steps"] - first["timed_steps"]
-    spent = {part: last["seconds"][part] - first["seconds"][part] for part in ("step", *PARTS)}
-    served = last["requests"] - first["requests"]
-    return {
-        "steps": steps,
-        "mean_requests": served / steps,
-        "accepted_length": (last["tokens"]["committed"] - first["tokens"]["committed"]) / served,
-        "step_ms": 1e3 * spent["step"] / timed,
-        **{f"{part}_ms": 1e3 * spent[part] / steps for part in PARTS},
-    }
+    figures = gained([first], [last])
+    backbone = 1e3 * (last["seconds"]["backbone"] - first["seconds"]["backbone"]) / figures["steps"]
+    return {**figures, "backbone_ms": backbone, "head_ms": figures["draft_ms"] - backbone}
 
 
 def row(server: Server, requests: int, tokens: int, temperature: float) -> dict:
@@ -74,23 +66,22 @@ def row(server: Server, requests: int, tokens: int, temperature: float) -> dict:
     step = statistics.mean((before["step_ms"], after["step_ms"]))
     return {
         "requests": requests,
-        "draft_pass_ms": static["backbone_ms"] + static["draft_ms"],
         **static,
         "plain_step_ms": step,
         "plain_spread": abs(before["step_ms"] - after["step_ms"]) / step,
-        "speedup": static["accepted_length"] * step / static["step_ms"],
+        "speedup": static["tokens_per_step"] * step / static["step_ms"],
     }
 
 
 def table(rows: list[dict]) -> str:
-    columns = ("R", "draft pass, ms", "backbone", "head", "verify, ms", "host, ms", "step, ms", "plain step, ms (spread)",
+    columns = ("R", "draft pass, ms", "backbone", "head", "verify, ms", "accept, ms", "host, ms", "step, ms", "plain step, ms (spread)",
                "accepted length", "speedup of static")
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for r in rows:
         lines.append(
-            f"| {r['requests']} | {r['draft_pass_ms']:.1f} | {r['backbone_ms']:.1f} | {r['draft_ms']:.1f} | "
-            f"{r['verify_ms']:.1f} | {r['host_ms']:.1f} | {r['step_ms']:.1f} | {r['plain_step_ms']:.1f} "
-            f"({100 * r['plain_spread']:.0f} %) | {r['accepted_length']:.2f} | {r['speedup']:.2f} |")
+            f"| {r['requests']} | {r['draft_ms']:.1f} | {r['backbone_ms']:.1f} | {r['head_ms']:.1f} | "
+            f"{r['verify_ms']:.1f} | {r['accept_ms']:.1f} | {r['host_ms']:.1f} | {r['step_ms']:.1f} | {r['plain_step_ms']:.1f} "
+            f"({100 * r['plain_spread']:.0f} %) | {r['tokens_per_step']:.2f} | {r['speedup']:.2f} |")
     return "\n".join(lines)
 
 

@@ -132,22 +132,36 @@ def accept_block(group: Group) -> AcceptResult:
     """
     p = probabilities(group.logits, group.rows)
     px, qx = _on_drafts(group, p)
-    ratio = torch.where(qx > 0, px / qx, 0.0)
-    scale = [torch.ones_like(ratio[:, 0])]
-    for k in range(group.draft.block_size):
-        scale.append(torch.clamp(scale[-1] * ratio[:, k], max=1.0))
-    scale = torch.stack(scale, dim=1)  # s_i, [n, k + 1]
+    scale = joint_scales(px, qx)
     overlap, scaled_overlap = _overlaps(group, p, scale)
-    mass = (scale[:, 1:-1] - scaled_overlap[:, 1:]).clamp(min=0.0)
-    slack = 1.0 - scale[:, 1:-1]
-    inner = torch.where(mass + slack > 0, mass / (mass + slack), 1.0)  # 0/0: s_i = 1 and p = q, where later ones accept
-    threshold = torch.cat((inner, scale[:, -1:]), dim=1)
+    threshold = block_thresholds(scale, scaled_overlap)
     threshold = torch.where(group.slots + 1 == group.windows[:, None], scale[:, 1:], threshold)
     passed = (group.accept_coins[:, : group.draft.block_size] < threshold) & (group.slots < group.windows[:, None])
     stop = torch.where(passed, group.slots + 1, 0).amax(dim=1)
     residual_scale = torch.where(torch.arange(scale.shape[1], device=p.device) < group.windows[:, None], scale, 0.0)
     final = _draw_final(group, p, stop, residual_scale)
     return _commit(group, stop, final, overlap)
+
+
+def joint_scales(px: torch.Tensor, qx: torch.Tensor) -> torch.Tensor:
+    """s_0 = 1 and s_i = min(s_{i-1} p(x_i) / q(x_i), 1) of `accept_block`: px, qx float32 [n, k] -> [n, k + 1]."""
+    ratio = torch.where(qx > 0, px / qx, 0.0)
+    scale = [torch.ones_like(ratio[:, 0])]
+    for k in range(ratio.shape[1]):
+        scale.append(torch.clamp(scale[-1] * ratio[:, k], max=1.0))
+    return torch.stack(scale, dim=1)
+
+
+def block_thresholds(scale: torch.Tensor, scaled_overlap: torch.Tensor) -> torch.Tensor:
+    """h_1 .. h_k of `accept_block` for a window of the whole block, [n, k].
+
+    Args:
+        scale: s_0 .. s_k [n, k + 1]. scaled_overlap: Σ min(s_i p, q) at the rows i = 0 .. k - 1, [n, k].
+    """
+    mass = (scale[:, 1:-1] - scaled_overlap[:, 1:]).clamp(min=0.0)
+    slack = 1.0 - scale[:, 1:-1]
+    inner = torch.where(mass + slack > 0, mass / (mass + slack), 1.0)  # 0/0: s_i = 1 and p = q, where later ones accept
+    return torch.cat((inner, scale[:, -1:]), dim=1)
 
 
 RULES = {

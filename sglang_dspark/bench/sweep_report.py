@@ -12,16 +12,15 @@ LEGEND = (
     "(max − min) over the mean of all its runs; a ratio within it of 1 says nothing. tokens/step, window (drafts verified "
     "per request and step) and the times of a step are the server's own (docs/metrics.md); *draft* is backbone and head, "
     "*accept* acceptance and the draft's KV, *host* planning, packing and bookkeeping; *step* is all of it and the engine's "
-    "part. TTFT and "
-    "ms/token (time per output token after the first: the inter-token latency, since one chunk of a stream holds all "
+    "part. TTFT and ms/token (time per output token after the first: the inter-token latency, since one chunk of a stream holds all "
     "tokens of a step) are medians over requests, means over runs. A control that was started without a draft has no status: "
     "its step is its ms/token."
 )
 COLUMNS = (
     ("tokens/s", "output_throughput", "{:.1f}"), ("tokens/step", "tokens_per_step", "{:.2f}"),
     ("window", "mean_window", "{:.2f}"), ("no draft", "skipped", "{:.0%}"), ("step ms", "step_ms", "{:.1f}"),
-    ("draft ms", "draft_ms", "{:.1f}"), ("verify ms", "verify_ms", "{:.1f}"), ("accept ms", "accept_ms", "{:.1f}"), ("host ms", "host_ms", "{:.2f}"),
-    ("TTFT ms", "median_ttft_ms", "{:.0f}"), ("ms/token", "median_tpot_ms", "{:.1f}"),
+    ("draft ms", "draft_ms", "{:.1f}"), ("verify ms", "verify_ms", "{:.1f}"), ("accept ms", "accept_ms", "{:.1f}"),
+    ("host ms", "host_ms", "{:.2f}"), ("TTFT ms", "median_ttft_ms", "{:.0f}"), ("ms/token", "median_tpot_ms", "{:.1f}"),
     ("p99", "p99_tpot_ms", "{:.1f}"),
 )
 

@@ -47,7 +47,7 @@ def _compile_norm(kind: int, version: int):
     def norm(block):
         _ = version  # a cell of this closure is a part of numba's cache key
         args = carray(block, _NORM_FIELDS)
-        x, x_stride, residual, residual_stride, summed, weight, out, rows, size = args[:9]
+        x, x_stride, residual, residual_stride, summed, weight, out, rows, size, eps = args[:10]
         padded = (size + LANES - 1) // LANES * LANES
         row, other, scale = np.zeros(padded, np.float32), np.zeros(padded, np.float32), np.zeros(padded, np.float32)
         squares = np.empty(LANES, np.float32)
@@ -64,7 +64,7 @@ def _compile_norm(kind: int, version: int):
                 for lane in range(LANES):
                     squares[lane] += row[i + lane] * row[i + lane]
             mean = total(address(squares), LANES) / np.float32(size)
-            factor = np.float32(1) / np.sqrt(mean + np.float32(i64_as_f64(args[9])))
+            factor = np.float32(1) / np.sqrt(mean + np.float32(i64_as_f64(eps)))
             for i in range(padded):
                 row[i] = row[i] * factor * scale[i]
             _store_row(address(row), out + r * size * ITEMSIZE[kind], size, kind)
@@ -77,7 +77,8 @@ def _compile_rotation(kind: int, table_kind: int, version: int):
     def rotate(block):
         _ = version
         args = carray(block, _ROTATION_FIELDS)
-        table, positions, rows, size, half, table_rows = args[:6]
+        table, positions, rows, size, half, table_rows, query, out, query_stride, q_heads = args[:10]
+        key, key_stride, k_heads = args[10:13]
         head, turned = np.empty(size, np.float32), np.empty(size, np.float32)
         angles = np.empty(2 * half, np.float32)  # cosines, then sines
         for r in range(rows):
@@ -86,11 +87,11 @@ def _compile_rotation(kind: int, table_kind: int, version: int):
                 args[2] = -1
                 return
             _load_row(table + position * 2 * half * ITEMSIZE[table_kind], address(angles), 2 * half, table_kind)
-            source, target = args[6] + r * args[8] * ITEMSIZE[kind], args[7] + r * args[9] * size * ITEMSIZE[kind]
-            for h in range(args[9] + args[12]):
-                if h == args[9]:
-                    source = args[10] + r * args[11] * ITEMSIZE[kind]
-                    target = args[7] + (rows * args[9] + r * args[12]) * size * ITEMSIZE[kind]
+            source, target = query + r * query_stride * ITEMSIZE[kind], out + r * q_heads * size * ITEMSIZE[kind]
+            for h in range(q_heads + k_heads):
+                if h == q_heads:
+                    source = key + r * key_stride * ITEMSIZE[kind]
+                    target = out + (rows * q_heads + r * k_heads) * size * ITEMSIZE[kind]
                 _load_row(source, address(head), size, kind)
                 for i in range(half):
                     turned[i] = head[i] * angles[i] - head[half + i] * angles[half + i]

@@ -133,6 +133,15 @@ def load_transposed(typingctx, rows, offset, out, stride, kind, size):
     return types.void(*[types.int64] * 4, kind, size), codegen
 
 
+def _pieces(size):
+    """(first element, lanes) of the vectors that cover `size` elements: whole ones, then halves, down to one element."""
+    done = 0
+    for lanes in (16, 8, 4, 2, 1):
+        while size - done >= lanes:
+            yield done, lanes
+            done += lanes
+
+
 def _load_widened(builder, kind, base, index, lanes):
     element = _F32 if kind == FLOAT32 else _I16
     pointer = _at(builder, base, index * ITEMSIZE[kind], ir.VectorType(element, lanes))
@@ -145,12 +154,9 @@ def load_widened(typingctx, row, out, kind, size):
     kind_value, size_value = kind.literal_value, size.literal_value
 
     def codegen(context, builder, signature, args):
-        done = 0
-        for lanes in (16, 8, 4, 2, 1):
-            while size_value - done >= lanes:
-                floats = _load_widened(builder, kind_value, args[0], done, lanes)
-                builder.store(floats, _at(builder, args[1], 4 * done, floats.type), align=4)
-                done += lanes
+        for first, lanes in _pieces(size_value):
+            floats = _load_widened(builder, kind_value, args[0], first, lanes)
+            builder.store(floats, _at(builder, args[1], 4 * first, floats.type), align=4)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, kind, size), codegen
@@ -162,14 +168,11 @@ def store_narrowed(typingctx, values, row, kind, size):
     kind_value, size_value = kind.literal_value, size.literal_value
 
     def codegen(context, builder, signature, args):
-        done = 0
-        for lanes in (16, 8, 4, 2, 1):
-            while size_value - done >= lanes:
-                floats = _load_widened(builder, FLOAT32, args[0], done, lanes)
-                narrow = _narrow(builder, kind_value, floats, lanes)
-                pointer = _at(builder, args[1], ITEMSIZE[kind_value] * done, narrow.type)
-                builder.store(narrow, pointer, align=ITEMSIZE[kind_value])
-                done += lanes
+        for first, lanes in _pieces(size_value):
+            floats = _load_widened(builder, FLOAT32, args[0], first, lanes)
+            narrow = _narrow(builder, kind_value, floats, lanes)
+            pointer = _at(builder, args[1], ITEMSIZE[kind_value] * first, narrow.type)
+            builder.store(narrow, pointer, align=ITEMSIZE[kind_value])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, kind, size), codegen

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dspark_kernels.accept import block_thresholds, joint_scales
 from sglang_dspark.training.generate import Request
 from sglang_dspark.training.model import DSparkDraft
 from sglang_dspark.training.target import SlotView, Target, draw
@@ -170,8 +171,9 @@ def judge(p, q, tokens, draft: DSparkDraft, random: torch.Generator | None = Non
     coins = torch.rand(b, gamma, device=q.device, generator=random)
     row = torch.arange(b, device=q.device)
     if rule == "block":
-        scales, thresholds = block_thresholds(p, wide, chosen_p / chosen_q)
-        accepted = ((coins < thresholds) * torch.arange(1, gamma + 1, device=q.device)).amax(-1)
+        scales = joint_scales(chosen_p, chosen_q)
+        scaled = torch.minimum(scales[:, :gamma, None] * p[:, :gamma], wide).sum(-1)
+        accepted = ((coins < block_thresholds(scales, scaled)) * torch.arange(1, gamma + 1, device=q.device)).amax(-1)
         scale = scales[row, accepted][:, None]
     else:
         accepted, scale = (coins * chosen_q < chosen_p).long().cumprod(-1).sum(-1), 1.0
@@ -181,21 +183,3 @@ def judge(p, q, tokens, draft: DSparkDraft, random: torch.Generator | None = Non
     # A residual without mass means p = q up to rounding: the target's own law is then the exact answer.
     residual = torch.where(residual.sum(-1, keepdim=True) > 1e-8, residual, p[row, accepted])
     return accepted, draw(residual, random), torch.minimum(p[:, :gamma], wide).sum(-1)
-
-
-def block_thresholds(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Block verification (Sun et al. 2024): the last position whose coin is below its threshold ends what is accepted.
-
-    p [b, γ+1, V], q [b, γ, V], ratio [b, γ] = p/q of the drafts -> scales s [b, γ+1] with s_0 = 1 and s_i = min(s_{i-1}
-    ratio_i, 1), and thresholds h_1..h_γ [b, γ]: m_i / (m_i + 1 - s_i) with m_i = Σ max(s_i p - q, 0) of the next slot,
-    and s_γ at the end. After i accepted drafts the residual is max(s_i p - q, 0).
-    """
-    gamma = q.shape[1]
-    scales = [torch.ones_like(ratio[:, 0])]
-    for k in range(gamma):
-        scales.append((scales[-1] * ratio[:, k]).clamp_max(1.0))
-    s = torch.stack(scales, 1)
-    mass = (s[:, 1:gamma, None] * p[:, 1:gamma] - q[:, 1:]).clamp_min(0).sum(-1)
-    slack = mass + 1 - s[:, 1:gamma]
-    inner = torch.where(slack > 0, mass / slack.clamp_min(1e-30), 1.0)
-    return s, torch.cat([inner, s[:, gamma:]], 1)
