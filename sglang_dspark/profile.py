@@ -41,8 +41,7 @@ def measure(drafter: Drafter, runner, gamma: int, *, seconds: float = 10.0, max_
     logger.info("measured the step's cost with %d probes in %.1f s", len(target) + len(backbone) + len(head),
                 time.perf_counter() - started)
     probes = sorted(backbone)
-    rising = np.maximum.accumulate([backbone[r] for r in probes])
-    return {"model": model.to_dict(), "backbone": [[float(r) for r in probes], [float(s) for s in rising]]}
+    return {"model": model.to_dict(), "backbone": [[float(r) for r in probes], [float(backbone[r]) for r in probes]]}
 
 
 def fit(target: dict[tuple[int, int], float], head: dict[tuple[int, int], float], context: int):
@@ -57,7 +56,7 @@ def fit(target: dict[tuple[int, int], float], head: dict[tuple[int, int], float]
 
 
 def _quickest(probes: dict, started: float, deadline: float) -> dict:
-    """The quickest run of each probe: what else the machine does can only add to it.
+    """The quickest run of each probe or of any larger one: what else the machine does can only add to it.
 
     Every probe runs once to warm up and once to be timed, and more rounds follow until the deadline. On a machine so
     busy that the first round does not end in time, the probes that are left out are the ones in between.
@@ -67,11 +66,19 @@ def _quickest(probes: dict, started: float, deadline: float) -> dict:
     for round_number in range(8):
         for key in order:
             if len(best) >= MIN_PROBES and time.perf_counter() - started > deadline:
-                return best
+                return lower_envelope(best)
             if round_number == 0:
                 probes[key]()  # the first call of a shape allocates and warms up
             best[key] = min(best.get(key, float("inf")), _timed(probes[key]))
-    return best
+    return lower_envelope(best)
+
+
+def lower_envelope(seconds: dict) -> dict:
+    """Never above the time of a probe that does at least as much; keys are sizes, or tuples of sizes."""
+    def least(key) -> float:
+        return min(s for other, s in seconds.items() if np.all(np.asarray(other) >= np.asarray(key)))
+
+    return {key: least(key) for key in seconds}
 
 
 def _bits(index: int, count: int) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
-import torch
 
 from dspark_scheduler import Fingerprint, Planner
 from dspark_scheduler.fingerprint import load_measurement, save_measurement
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COST_KIND = "server-cost"
+DEFAULT_POLICY = "causal"  # what measured best (benchmarks/results/serving.md); every draft with a confidence can do it
 SAVE_EVERY = 1024  # decode steps between two saves of what was learned
 
 
@@ -94,7 +94,7 @@ class Speculation:
 
     @property
     def policy_name(self) -> str:
-        return self.config.window_policy or default_policy(self.drafter)
+        return self.config.window_policy or DEFAULT_POLICY
 
     @property
     def bounds(self) -> Bounds:
@@ -132,7 +132,8 @@ class Speculation:
     def _policy(self, name: str) -> PlannedWindows:
         if name not in self._planned:
             kind = POLICIES[name]
-            planner = Planner(self.drafter.gamma, self.cost, policy="causal" if name == "causal" else "lagged",
+            # For `ahead` the planner only says whether to draft: its windows come from this step's survival too.
+            planner = Planner(self.drafter.gamma, self.cost, policy="lagged" if name == "lagged" else "causal",
                               drafting=kind.drafting)
             self._apply_ceiling(planner)
             self._planned[name] = kind(self.drafter, planner, self.cost, self.calibrations)
@@ -144,12 +145,6 @@ class Speculation:
 
     def _check(self, config: DSparkConfig) -> None:
         check_draft(config, self.drafter.config)
-
-
-def default_policy(drafter: Drafter) -> str:
-    """`ahead` where the host may wait for the block's states (a CPU) and the draft allows it, else `causal`."""
-    on_cpu = torch.device(drafter.runner.device).type == "cpu"
-    return "ahead" if on_cpu and drafter.config.has_hidden_confidence else "causal"
 
 
 def state_folder(fingerprint: Fingerprint) -> Path:

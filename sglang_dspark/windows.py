@@ -139,11 +139,12 @@ class AheadWindows(PlannedWindows):
         evidence = ContextSurvival(self.survival(step, logits), reads_drafted_tokens=False)
         # A probe verifies something everywhere: confidence without outcomes teaches nothing.
         probes = self.planner.probing and budget.tokens > 0
-        floor = np.minimum(np.maximum(step.low, 1), step.high) if probes else step.low
-        plan = plan_budget(evidence, self.cost, min_window=floor, max_window=step.high, context=step.context,
+        high = np.minimum(step.high, budget.draft_length)
+        low = np.minimum(np.maximum(step.low, 1), high) if probes else step.low
+        plan = plan_budget(evidence, self.cost, min_window=low, max_window=high, context=step.context,
                            max_step_seconds=self.planner.max_step_seconds, drafting="windows", allow_skip=False)
         windows = self.drafter.ranks.numbers(
-            allocate_windows(evidence.values, plan.tokens, min_window=floor, max_window=step.high))
+            allocate_windows(evidence.values, plan.tokens, min_window=low, max_window=high))
         block = self.drafter.sample(states, step, int(windows.max()), windows)
         return Drafted(block, windows, logits)
 

@@ -10,6 +10,7 @@ from .cost_fit import CostBasis
 
 HUBER = 3.0  # deviations beyond this many typical ones count for ever less
 ANCHOR_REFITS = 64.0  # refits over which the anchor moves
+REFUTED_SOLUTIONS = 8  # moves of the anchor, all the way to the solution each, when a step was quicker than it allows
 TAU = 20.0  # steps over which the typical deviation is averaged
 
 
@@ -25,9 +26,12 @@ class OnlineCostModel:
       ratio each.
     * *Slow anchor.* The prior itself moves towards what was learned, over some thousand steps, so that what one load
       taught is not forgotten while the server runs at another.
-    * *Robust weights.* A step whose logarithmic error exceeds `HUBER` times the typical one is cut back to that limit
-      and weighs less by the square of the excess. The typical error is itself a slow average in which one step moves
-      little, so one stall is ignored while a lasting change is believed after some tens of steps.
+    * *Robust weights.* A step that is slower than predicted by more than `HUBER` times the typical error is cut back to
+      that limit and weighs less by the square of the excess. The typical error is itself a slow average in which one
+      step moves little, so one stall is ignored while a lasting change is believed after some tens of steps. A step
+      that is *quicker* than that counts in full, and the anchor moves to what it taught at once: whatever else a
+      machine does can only delay a step. So a prior that was measured beside a busy neighbour cannot talk the planner
+      out of drafting for good.
 
     Args:
         prior: measured at start-up; its knots, tiers and context term are kept.
@@ -64,6 +68,7 @@ class OnlineCostModel:
         # For target and draft: typical |log error|, and Σ w·(observed / prior), Σ w. The prior counts as seen once.
         self._typical = [noise, noise]
         self._ratio_sums = np.full((2, 2), float(anchor))
+        self._refuted = False  # a step since the last solution was quicker than the model allowed
         self._pending: list[tuple[float, float, float, float, float]] = []
         self.model = prior
         self.observations = 0
@@ -130,6 +135,7 @@ class OnlineCostModel:
         predicted = np.maximum(rows @ self._basis.coefficients(self.model), 1e-12)
         errors, weights = self._tame(np.log(seconds / predicted), (tokens == 0).astype(np.int64))
         ratio = predicted * np.exp(errors) / prior
+        weights = weights / np.minimum(ratio, 1.0) ** 2  # relative to the time that was measured, not to a worse prior
         past = self._fade ** len(weights)
         weights = weights * self._fade ** np.arange(len(weights) - 1, -1, -1)
         scaled = rows / prior[:, None]
@@ -145,17 +151,26 @@ class OnlineCostModel:
         weights, tamed = np.ones(len(errors)), errors.copy()
         for i, (error, part) in enumerate(zip(errors.tolist(), parts.tolist())):
             size, limit = abs(error), HUBER * self._typical[part]
-            if size > limit:
-                weights[i], tamed[i] = (limit / size) ** 2, limit if error > 0 else -limit
+            if error > limit:
+                weights[i], tamed[i] = (limit / size) ** 2, limit
+            self._refuted |= error < -limit
             # The mean of |error| is 0.8 of a normal deviation; what one step may add is capped.
             self._typical[part] += (min(size / 0.8, 2 * limit) - self._typical[part]) / TAU
             self._typical[part] = max(self._typical[part], 0.01)
         return tamed, weights
 
     def _solve(self) -> None:
-        """β >= 0 that minimises the faded squared relative errors plus the pull of the anchor."""
+        """The model that follows from the steps and the anchor; where a step refuted the anchor, from a mended one."""
         scale = (self._ratio_sums[:, 0] / self._ratio_sums[:, 1])[self._is_draft]
-        center = self._prior * scale
+        for _ in range(REFUTED_SOLUTIONS if self._refuted else 0):
+            self._prior = self._solution(self._prior * scale) / scale
+        self._refuted = False
+        solution = self._solution(self._prior * scale)
+        self.model = self._basis.model(solution)
+        self._prior = self._prior + (solution / scale - self._prior) / ANCHOR_REFITS
+
+    def _solution(self, center: np.ndarray) -> np.ndarray:
+        """β >= 0 that minimises the faded squared relative errors plus the pull of the anchor to `center`."""
         # Each coefficient is pulled in units of its own size; one that the prior holds near zero, in units that make
         # up a twentieth of the steps seen, so that it can still grow.
         typical_share = np.sqrt(np.diag(self._gram) / self._ratio_sums[:, 1].max())
@@ -165,5 +180,4 @@ class OnlineCostModel:
         target = self._moment * unit + self._anchor * center / unit
         factor = np.linalg.cholesky(system)
         solution, _ = nnls(factor.T, np.linalg.solve(factor, target))
-        self.model = self._basis.model(solution * unit)
-        self._prior = self._prior + (solution * unit / scale - self._prior) / ANCHOR_REFITS
+        return solution * unit

@@ -75,6 +75,7 @@ class Planner:
         self.probing = False  # the last budget drafts although plain decoding is expected to win
         self._mean_rows = PRIOR_ROWS
         self._draft_clock, self._plain_clock = ProbeClock(probes), ProbeClock(plain_probes)
+        self._shallow = False  # whether the last probe took one draft per request
         self._values: np.ndarray | None = None
         self._low: int | np.ndarray = 0
         self._high: int | np.ndarray = gamma
@@ -113,7 +114,7 @@ class Planner:
         else:
             self._values = evidence_values(context_survival, None)
         self._set_bounds(min_window, max_window)
-        plan = self.last_budget = self._probed(self._best(context_tokens, self._low, True), context_tokens)
+        plan = self.last_budget = self._probed(self._best(context_tokens, self._low, self._high, True), context_tokens)
         return plan
 
     def windows(self, survival: np.ndarray | None = None) -> np.ndarray:
@@ -159,12 +160,12 @@ class Planner:
             self.calibrator.observe(logits, acceptance, observed)
             self.calibrator.end_step()
 
-    def _best(self, context: float, low: int | np.ndarray, allow_skip: bool) -> Budget:
+    def _best(self, context: float, low: int | np.ndarray, high: int | np.ndarray, allow_skip: bool) -> Budget:
         return best_budget(
             self._values,
             self.cost,
             min_window=low,
-            max_window=self._high,
+            max_window=high,
             context=context,
             max_step_seconds=self.max_step_seconds,
             drafting=self.drafting,
@@ -176,8 +177,11 @@ class Planner:
         draft_due, plain_due = self._draft_clock.due(plan.skip_draft), self._plain_clock.due(not plan.skip_draft)
         self.probing = draft_due and bool(np.max(self._high) > 0)
         if self.probing:
-            # At least one draft everywhere: confidence without outcomes teaches nothing.
-            return self._best(context, np.maximum(self._low, 1), False)
+            # At least one draft everywhere: confidence without outcomes teaches nothing. Every other probe takes just
+            # one: where the believed cost has a false step, the best plan jumps over it and would never refute it.
+            self._shallow = not self._shallow
+            high = np.minimum(self._high, 1) if self._shallow else self._high
+            return self._best(context, np.maximum(self._low, 1), high, False)
         if plain_due and hasattr(self.cost, "observe") and np.max(self._low) == 0:
             requests = self._values.shape[-2]
             seconds = float(self.cost.step_seconds(requests, requests, context))

@@ -16,6 +16,7 @@ from dspark_scheduler import Fingerprint, FingerprintMismatch
 from sglang_dspark import runtime
 from sglang_dspark.calibration import Calibration
 from sglang_dspark.config import ConfigError, DSparkConfig
+from sglang_dspark.profile import lower_envelope
 from sglang_dspark.runtime import COST_KIND, Speculation, checkpoint_digest
 
 GAMMA = 4
@@ -111,3 +112,10 @@ def test_a_checkpoints_digest_moves_with_its_weights_and_its_config(tmp_path):
     (tmp_path / "config.json").write_text('{"block_size": 7}')
     digests.append(checkpoint_digest(tmp_path))
     assert len(set(digests)) == len(digests)
+
+
+def test_a_delayed_probe_costs_no_more_than_a_larger_one_that_was_not():
+    """Catches a table made monotone from below, which carries one delayed probe to every larger size."""
+    seconds = {(1, 1): 20.0, (1, 6): 90.0, (2, 2): 21.0, (2, 12): 30.0, (4, 4): 95.0}
+    assert lower_envelope(seconds) == {(1, 1): 20.0, (1, 6): 30.0, (2, 2): 21.0, (2, 12): 30.0, (4, 4): 95.0}
+    assert lower_envelope({1: 3.0, 2: 2.0, 4: 5.0}) == {1: 2.0, 2: 2.0, 4: 5.0}

@@ -128,6 +128,24 @@ def test_a_wrong_prior_is_repaired_by_the_steps_themselves():
     assert speed["learned"] > 0.96 * speed["true"]
 
 
+@pytest.mark.parametrize("load", [4, 8])
+def test_a_prior_measured_beside_a_busy_neighbour_is_left_behind(load):
+    """Several probes were delayed, so drafting looks hopeless and only probing steps can tell otherwise.
+
+    Catches a robust fit that takes their quick times for outliers: this one kept a server from drafting for good.
+    """
+    truth = cpu()
+    rows, seconds = truth.cost.theta
+    delayed = AdditiveCostModel(0.0, ([1], [0.0]), (rows, np.where(rows > load, seconds + 0.04, seconds)), draft=truth.cost.draft)
+    acceptance = Acceptance(("demo",), auc=0.73, context_auc=0.7)
+    speed, skipped = {}, {}
+    for name, believed in (("true", None), ("delayed", delayed), ("learned", OnlineCostModel(delayed))):
+        run = simulate("causal", acceptance, truth, Load(load), believed=believed, steps=300, warmup=300, noise=0.03)
+        speed[name], skipped[name] = run.tokens_per_second, run.skipped
+    assert skipped["delayed"] > 0.9
+    assert speed["learned"] > 0.97 * speed["true"], (speed, skipped)
+
+
 def test_nonsense_is_refused():
     for name in ("statik", "static", "static-9", "threshold", "static-x"):
         with pytest.raises(ValueError):
