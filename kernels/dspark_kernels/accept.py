@@ -226,7 +226,7 @@ def _draw_final(group: Group, p: torch.Tensor, stop: torch.Tensor, scale: torch.
     row = group.first + torch.minimum(stop, group.windows)
     slot = stop.clamp(max=block - 1)
     s = scale[requests, stop.clamp(max=block)][:, None]
-    weights = p[row]
+    weights = p.index_select(0, row)
     if bool((s > 0).any()):
         weights *= torch.where(s > 0, s, 1.0)
         _subtract_(weights, group.draft.probs[requests, slot] * (s > 0), group.draft.support, requests, slot)

@@ -11,7 +11,7 @@ from .ragged import RaggedBatch
 from .sampling import SamplingRows
 from .types import BlockDraft, StepNoise
 
-CHUNK_ENTRIES = 1 << 20  # target probabilities are made for this many (row, token) pairs at a time
+CHUNK_ENTRIES = 1 << 22  # target probabilities are made for this many (row, token) pairs at a time
 
 
 @dataclass(frozen=True)

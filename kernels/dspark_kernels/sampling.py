@@ -167,10 +167,8 @@ def _law(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> torch.Ten
 
 
 def _law_torch(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> torch.Tensor:
-    scaled = logits.to(torch.float32)
-    if rows.any_temperature:
-        scaled = scaled / rows.temperature[:, None]
-    p = torch.softmax(scaled, dim=-1)
+    scaled = logits.to(torch.float32) / rows.temperature[:, None] if rows.any_temperature else logits
+    p = torch.softmax(scaled, dim=-1, dtype=torch.float32)
     # A NaN or +inf logit, or a row of -inf, makes the whole row of its softmax NaN: one column tells.
     broken = torch.nonzero(p[:, 0].isnan()).flatten()
     if broken.numel():
