@@ -66,9 +66,9 @@ class Calibration:
         width = ((0, 0), (0, self.gamma - logits.shape[1]))
         scaled, labels, mask = self._scaled(logits), np.pad(acceptance, width), np.pad(observed, width)
         for kind, rows in (("sampled", ~greedy), ("greedy", greedy)):
-            if rows.any():
+            if rows.any():  # a kind that nobody asks for now keeps what it knows
                 self.online[kind].observe(scaled[rows], labels[rows], mask[rows])
-            self.online[kind].end_step()
+                self.online[kind].end_step()
 
     def ece(self) -> dict[str, list[float | None]]:
         """Expected calibration error per position of the confidence in use, by kind of request; None: nothing seen."""

@@ -26,6 +26,7 @@ class ServerCost:
         self.backbone = backbone
         self.requests = 1
         self._ratio = 1.0
+        self._table: dict[int, float] = {}  # `backbone` at the numbers of requests that were asked for
 
     def step_seconds(self, requests, tokens, context=0):
         """Seconds of the target's part of a step (see `AdditiveCostModel.step_seconds`)."""
@@ -36,7 +37,9 @@ class ServerCost:
         return self.model.draft_seconds(slots) + self.backbone_seconds(self.requests)
 
     def backbone_seconds(self, requests: int) -> float:
-        return float(table_at(self.backbone, requests)) * self._ratio
+        if requests not in self._table:
+            self._table[requests] = float(table_at(self.backbone, requests))
+        return self._table[requests] * self._ratio
 
     def observe(self, *, requests: int, rows: int, context: float, seconds: float, slots: int,
                 backbone_seconds: float, head_seconds: float) -> None:
@@ -44,7 +47,7 @@ class ServerCost:
         if not isinstance(self.model, OnlineCostModel):
             return
         if slots:
-            measured = backbone_seconds / max(float(table_at(self.backbone, requests)), 1e-9)
+            measured = backbone_seconds * self._ratio / max(self.backbone_seconds(requests), 1e-9)
             # A stalled step must not move the ratio far: one step counts for at most twice what is expected.
             self._ratio += (np.clip(measured, 0.5 * self._ratio, 2 * self._ratio) - self._ratio) / _RATIO_MEMORY
         self.model.observe(requests, rows, context, max(seconds - backbone_seconds, 1e-6), slots=slots,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
+from dspark_kernels.random import Coins, draw_coins_ahead
 from dspark_kernels.sampling import SamplingRows
 from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, StepNoise
 from sglang_dspark.adjust import forbids_drafts
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 UNBOUNDED = 1 << 30
+STEPS_AHEAD = 8  # steps whose coins are drawn at once
 _arrivals = itertools.count()  # requests in the order of their first step, which is the same on every rank
 
 
@@ -91,6 +93,7 @@ class Roster:
     rows: SamplingRows
     rules: RequestRules
     seeds: torch.Tensor
+    coins_ahead: list[Coins] = field(default_factory=list)  # of the next steps, as long as these requests stay together
 
     @classmethod
     def of(cls, reqs: list[Req], rule: str, device: torch.device, server_seed: int, last: Roster | None) -> Roster:
@@ -103,6 +106,16 @@ class Roster:
         seeds = torch.tensor([state.seed for state in states], dtype=torch.int64, device=device)
         return cls(key, states, np.array(greedy), sampling_rows(reqs, device),
                    request_rules(states, greedy, rule, device), seeds)
+
+    def noise(self, positions: torch.Tensor, gamma: int) -> StepNoise:
+        """The noise of one more verification of these requests, which counts it."""
+        if self.rules.need_coins and not self.coins_ahead:
+            steps = torch.tensor([state.steps for state in self.states], dtype=torch.int64, device=self.seeds.device)
+            self.coins_ahead = draw_coins_ahead(self.seeds, steps, gamma, STEPS_AHEAD)
+        for state in self.states:
+            state.steps += 1
+        coins = self.coins_ahead.pop(0) if self.rules.need_coins else None
+        return StepNoise(self.seeds, positions, self.rules, coins)
 
 
 @dataclass
@@ -136,11 +149,7 @@ class Step:
         slots = translator.req_to_token[batch.req_pool_indices.unsqueeze(1), columns].to(torch.int64)
         plan = translator.plan(req_pool_indices=batch.req_pool_indices, seq_lens=prefix,
                                seq_lens_cpu=batch.seq_lens_cpu, write_virtual=slots.reshape(-1), read_extent=gamma + 1)
-        states = roster.states
-        steps = torch.tensor([state.steps for state in states], dtype=torch.int64, device=device)
-        noise = StepNoise.draw(roster.seeds, steps, prefix, gamma, roster.rules)
-        for state in states:
-            state.steps += 1
+        states, noise = roster.states, roster.noise(prefix, gamma)
         room = [0 if forbids_drafts(req) else _tokens_left(req) - 1 for req in batch.reqs]
         high = np.array([max(0, min(gamma, bounds.high, state.high, left)) for state, left in zip(states, room)])
         low = np.minimum(np.array([max(bounds.low, state.low) for state in states]), high)

@@ -15,7 +15,7 @@ from scipy import stats
 
 from dspark_kernels import draw_coins, philox, race
 from dspark_kernels.gumbel import exponential, mix32_reference, noise_bits, noise_keys, race_reference
-from dspark_kernels.random import MASK32, philox_reference, unit_interval
+from dspark_kernels.random import MASK32, draw_coins_ahead, philox_reference, unit_interval
 
 
 def test_the_cipher_gives_the_published_answers():
@@ -62,6 +62,13 @@ def test_what_a_request_draws_does_not_depend_on_the_batch():
     for name in ("draft", "accept", "final"):
         assert torch.equal(getattr(together, name)[1:2], getattr(alone, name))
         assert torch.equal(getattr(together, name), getattr(longer, name)[:, :7]), "nor on the block size"
+
+
+def test_coins_drawn_ahead_are_those_of_each_step():
+    seeds, steps = torch.tensor([5, -9, 2**40]), torch.tensor([0, 3, 2**33])
+    for ahead, coins in enumerate(draw_coins_ahead(seeds, steps, 6, 4)):
+        now = draw_coins(seeds, steps + ahead, 6)
+        assert all(torch.equal(getattr(coins, name), getattr(now, name)) for name in ("draft", "accept", "final"))
 
 
 def test_the_race_is_the_gumbel_maximum_of_its_reference():
