@@ -38,7 +38,7 @@ class DSparkConfig:
             `cap-accept` verifies whole blocks and emits what `compact` would; `off` is plain SGLang decoding without
             a draft.
         accept_rule: `token`, `block` or `coupled`; greedy requests are judged by argmax under every rule.
-        window_policy: `causal`, `lagged` or `ahead`; None is `causal`, and fits modes that have no windows.
+        window_policy: `causal`, `lagged` or `ahead`; None lets the platform and the draft decide.
         min_window: drafts verified at least, per request and step.
         max_window: drafts verified at most; None means the draft's block size.
         cost_model: `auto` (measured at the first start, kept up, and found again), `measure` (as `auto`, but measured

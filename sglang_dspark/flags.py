@@ -52,7 +52,7 @@ FLAGS = (
     Flag("verify_mode", f"How drafts are verified: whole blocks, load-aware windows, the measuring mode, or no drafts "
          f"(default: {DEFAULT_VERIFY_MODE}).", choices=VERIFY_MODES),
     Flag("accept_rule", "Which rule accepts a draft at temperature above 0 (default: block).", choices=ACCEPT_RULES),
-    Flag("window_policy", "Which survival sizes the windows (default: causal).",
+    Flag("window_policy", "Which survival sizes the windows (default: what suits the platform and the draft).",
          choices=WINDOW_POLICIES),
     Flag("min_window", "Drafts verified at least, per request and step (default: 0).", int, metavar="N"),
     Flag("max_window", "Drafts verified at most, per request and step (default: the draft's block size).", int,
