@@ -10,6 +10,7 @@ from .cost_fit import CostBasis
 
 HUBER = 3.0  # deviations beyond this many typical ones count for ever less
 ANCHOR_REFITS = 64.0  # refits over which the anchor moves
+RATIO_RANGE = 10.0  # how far one step may differ from the prior or from the model
 REFUTED_SOLUTIONS = 8  # moves of the anchor, all the way to the solution each, when a step was quicker than it allows
 TAU = 20.0  # steps over which the typical deviation is averaged
 
@@ -132,15 +133,17 @@ class OnlineCostModel:
         known = prior > 0  # a draft-only row says nothing if the prior has no draft term
         columns, rows, prior = columns[known], rows[known], prior[known]
         _, tokens, _, slots, seconds = columns.T
-        predicted = np.maximum(rows @ self._basis.coefficients(self.model), 1e-12)
+        predicted = np.maximum(rows @ self._basis.coefficients(self.model), seconds / RATIO_RANGE)
         errors, weights = self._tame(np.log(seconds / predicted), (tokens == 0).astype(np.int64))
-        ratio = predicted * np.exp(errors) / prior
-        weights = weights / np.minimum(ratio, 1.0) ** 2  # relative to the time that was measured, not to a worse prior
+        believed = predicted * np.exp(errors)  # the seconds that were measured, cut back where they stalled
+        # Errors are relative to the prior, or to what was measured where that is less; never to a prior near zero.
+        reference = np.clip(prior, believed / RATIO_RANGE, believed)
+        ratio = np.clip(believed / prior, 1 / RATIO_RANGE, RATIO_RANGE)
         past = self._fade ** len(weights)
         weights = weights * self._fade ** np.arange(len(weights) - 1, -1, -1)
-        scaled = rows / prior[:, None]
+        scaled = rows / reference[:, None]
         self._gram = self._gram * past + (scaled * weights[:, None]).T @ scaled
-        self._moment = self._moment * past + scaled.T @ (weights * ratio)
+        self._moment = self._moment * past + scaled.T @ (weights * believed / reference)
         self._ratio_sums *= past
         for part, touched in enumerate((tokens > 0, slots > 0)):
             share = weights * touched
@@ -178,6 +181,11 @@ class OnlineCostModel:
         unit[unit == 0] = 1.0
         system = self._gram * unit[:, None] * unit + self._anchor * np.eye(len(unit))
         target = self._moment * unit + self._anchor * center / unit
-        factor = np.linalg.cholesky(system)
-        solution, _ = nnls(factor.T, np.linalg.solve(factor, target))
+        # A root of the system by its eigenvalues: they may be cut off where rounding has eaten the anchor's share.
+        values, vectors = np.linalg.eigh(system)
+        root = np.sqrt(np.maximum(values, 1e-3 * self._anchor))
+        try:
+            solution, _ = nnls(vectors.T * root[:, None], vectors.T @ target / root, maxiter=30 * len(unit))
+        except RuntimeError:  # it gave up; a server must not end for want of a better estimate
+            return center
         return solution * unit

@@ -191,6 +191,22 @@ def test_online_never_falls_whatever_it_is_told(steps):
     assert (np.diff(model.draft_seconds(np.arange(0, 200))) >= 0).all()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_online_never_fails_on_times_of_a_machine_gone_mad(seed):
+    """Speeds that jump, stalls of thirty times, drafts of almost nothing. Catches a division by a column that has fallen
+    to zero: the normal equations were no longer positive definite, and that ended a server."""
+    rng, model, truth = np.random.default_rng(seed), OnlineCostModel(cpu()), cpu()
+    for step in range(1500):
+        if step % 100 == 0:
+            requests, pace, free = int(rng.choice([1, 4, 8, 16])), rng.choice([0.3, 1, 1, 3]), rng.choice([1e-6, 1, 1])
+        drafts = requests * int(rng.integers(0, 6))
+        stall = rng.uniform(1, 30) if rng.random() < 0.02 else 1.0
+        draft = truth.draft_seconds(drafts) * free * float(np.exp(0.3 * rng.standard_normal())) if drafts else None
+        seconds = pace * stall * truth.step_seconds(requests, requests + drafts) + (draft or 0.0)
+        model.observe(requests, requests + drafts, 200 * requests, seconds, slots=drafts, draft_seconds=draft)
+        assert np.isfinite([model.step_seconds(4, 9), model.draft_seconds(7)]).all()
+
+
 def test_online_refuses_times_that_cannot_be():
     model = OnlineCostModel(cpu())
     for seconds, draft in ((0.0, None), (np.nan, None), (np.inf, None), (1.0, 1.5)):
