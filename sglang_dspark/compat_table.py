@@ -64,6 +64,7 @@ TABLE: tuple[SglangName, ...] = (
     ),
     *_rows(
         "worker.py",
+        ("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.init_attention_backends", "wrap", ()),
         ("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.init_cuda_graphs", "wrap", ()),
         ("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.weight_update_runners", "wrap", ()),
         ("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.spec_v2_attn_backends", "attribute"),
@@ -103,6 +104,12 @@ TABLE: tuple[SglangName, ...] = (
         ("sglang.srt.model_executor.model_runner:ModelRunner.forward", "call", ("forward_batch",)),
         ("sglang.srt.speculative.ragged_verify:RaggedVerifyLayout.from_verify_lens", "call",
          ("verify_lens_cpu", "device", "grid")),
+        ("sglang.srt.environ:envs.SGLANG_RAGGED_VERIFY_MODE", "attribute"),
+        ("sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner._build_ragged_verify_token_buckets",
+         "call", ()),
+        ("sglang.srt.server_args:ServerArgs.enable_lora", "field"),
+        ("sglang.srt.server_args:ServerArgs.enable_two_batch_overlap", "field"),
+        ("sglang.srt.server_args:ServerArgs.disable_cuda_graph_padding", "field"),
         ("sglang.srt.layers.attention.base_attn_backend:AttentionBackend.supports_ragged_verify_graph", "attribute"),
     ),
     *_rows(

@@ -45,6 +45,7 @@ class Drafter:
         self.gamma = self.config.block_size
         self.ranks = Ranks()
         self.last_position = target.model_config.context_len - 1
+        self.on_cpu = torch.device(self.runner.device).type == "cpu"
         self._offsets = torch.arange(self.gamma, device=self.runner.device)
 
     def sample(self, states: torch.Tensor, step: Step, length: int, windows: np.ndarray | None = None) -> BlockDraft:
@@ -86,10 +87,13 @@ class Drafter:
         ids[:, 0] = step.anchors
         # Past the context's end positions only repeat: what is drafted there can never be committed.
         positions = (step.prefix_lens.unsqueeze(1) + self._offsets).clamp_(max=self.last_position)
+        host_lens = step.prefix_lens_host
+        if not self.on_cpu:  # the engine's backends count the rows into the host's lengths
+            host_lens = host_lens + self.gamma
         forward = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY, batch_size=step.size, input_ids=ids.flatten(),
             req_pool_indices=batch.req_pool_indices, seq_lens=step.prefix_lens, out_cache_loc=None,
-            seq_lens_sum=int(step.prefix_lens_host.sum()), seq_lens_cpu=step.prefix_lens_host,
+            seq_lens_sum=int(host_lens.sum()), seq_lens_cpu=host_lens,
             positions=positions.flatten(), spec_algorithm=batch.spec_algorithm,
             spec_info=BlockVerifyInput(
                 draft_token=ids.flatten(), positions=positions.flatten(), draft_token_num=self.gamma,

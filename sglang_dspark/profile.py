@@ -9,50 +9,58 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from dspark_kernels.sampling import SamplingRows
 from dspark_kernels.types import AcceptRule, RequestRules, StepNoise
 from dspark_scheduler import fit_cost_model
 from sglang_dspark.drafter import Drafter
 from sglang_dspark.step import BlockVerifyInput
+from sglang_dspark.verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
 REQUESTS = (1, 2, 4, 8, 16, 32)
+MORE_REQUESTS = (64, 128, 256)  # probed as well where there is an accelerator
 CONTEXT = 128  # tokens before each probe's rows: a short chat
 MIN_PROBES = 4
 HOST_SECONDS = 0.002  # what the engine spends around a forward; steps of real traffic correct it
 
 
-def measure(drafter: Drafter, runner, gamma: int, *, seconds: float = 10.0, max_requests: int = 32) -> dict:
+def measure(drafter: Drafter, verifier: Verifier, *, seconds: float = 10.0, max_requests: int = 32) -> dict:
     """Time forwards of the target over (requests, rows), the draft's backbone and its head, for about `seconds`.
 
     Returns: a body for `ServerCost.from_dict`.
     """
-    sizes = [r for r in REQUESTS if r <= max_requests] or [1]
+    gamma = drafter.gamma
+    sizes = [r for r in REQUESTS + (() if verifier.on_cpu else MORE_REQUESTS) if r <= max_requests] or [1]
     points = [(r, r + round(r * gamma * share)) for r in sizes for share in (0, 0.2, 0.5, 1)]
     points = sorted(set(points))
     started = time.perf_counter()
-    target = _quickest({p: (lambda p=p: run_target(runner, gamma, *p)) for p in points}, started, 0.7 * seconds)
+    target = _quickest({p: (lambda p=p: run_target(verifier, *p)) for p in points}, started, 0.7 * seconds)
     backbone = _quickest({r: (lambda r=r: run_backbone(drafter, r)) for r in sizes}, started, 0.85 * seconds)
     slots = sorted({(r, k) for r in sizes for k in {1, (gamma + 1) // 2, gamma}})
     head = _quickest({p: (lambda p=p: run_head(drafter, *p)) for p in slots}, started, seconds)
-    model = fit(target, head, CONTEXT)
+    model = fit(target, head, CONTEXT, verifier.tiers)
     logger.info("measured the step's cost with %d probes in %.1f s", len(target) + len(backbone) + len(head),
                 time.perf_counter() - started)
     probes = sorted(backbone)
     return {"model": model.to_dict(), "backbone": [[float(r) for r in probes], [float(backbone[r]) for r in probes]]}
 
 
-def fit(target: dict[tuple[int, int], float], head: dict[tuple[int, int], float], context: int):
-    """An AdditiveCostModel from measured seconds: target by (requests, rows), head by (requests, length)."""
+def fit(target: dict[tuple[int, int], float], head: dict[tuple[int, int], float], context: int,
+        tiers: tuple[int, ...] = ()):
+    """An AdditiveCostModel from measured seconds: target by (requests, rows), head by (requests, length).
+
+    `tiers` are the rows that steps are padded to, if they are.
+    """
     rows = [(r, m, s + HOST_SECONDS, context * r, 0) for (r, m), s in target.items()]
     rows += [(0, 0, s, 0, r * k) for (r, k), s in head.items()]
     requests, tokens, times, contexts, slots = (list(column) for column in zip(*rows))
     knots = sorted({m for _, m in target})
     return fit_cost_model(requests, tokens, times, context=contexts, slots=slots,
                           theta_knots=knots[:: max(1, len(knots) // 12)] + [knots[-1] + 1],
-                          draft_knots=sorted({r * k for r, k in head})[::2])
+                          draft_knots=sorted({r * k for r, k in head})[::2], tiers=tiers)
 
 
 def _quickest(probes: dict, started: float, deadline: float) -> dict:
@@ -96,12 +104,15 @@ def _timed(run: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def run_target(runner, gamma: int, requests: int, rows: int) -> None:
+def run_target(verifier: Verifier, requests: int, rows: int) -> None:
     """One verification of `rows` rows over `requests` requests, all of whose slots are the padding slot."""
     share, extra = divmod(rows, requests)
     counts = [share + (r < extra) for r in range(requests)]
+    runner, layout = verifier.runner, verifier.layout(counts)
     positions = torch.cat([CONTEXT + torch.arange(n, device=runner.device) for n in counts])
-    _forward(runner, counts, positions, gamma + 1, CaptureHiddenMode.FULL, causal=True)
+    if layout is not None:
+        positions = torch.nn.functional.pad(positions, (0, layout.graph_num_tokens - rows))
+    _forward(runner, counts, positions, verifier.width, CaptureHiddenMode.FULL, causal=True, layout=layout)
 
 
 def run_backbone(drafter: Drafter, requests: int) -> None:
@@ -134,13 +145,14 @@ class _HeadStep:
 
 
 @torch.inference_mode()
-def _forward(runner, counts: list[int], positions: torch.Tensor, width: int, capture, *, causal: bool) -> None:
+def _forward(runner, counts: list[int], positions: torch.Tensor, width: int, capture, *, causal: bool,
+             layout: RaggedVerifyLayout | None = None) -> None:
     requests, device = len(counts), runner.device
     ids = torch.ones_like(positions)
     pool_rows = torch.arange(requests, device=device)
     lens = torch.full((requests,), CONTEXT, dtype=torch.int64, device=device)
     spec = BlockVerifyInput(draft_token=ids, positions=positions, draft_token_num=width, capture_hidden_mode=capture,
-                            rows_per_request=counts, causal=causal)
+                            rows_per_request=counts, causal=causal, ragged_verify_layout=layout)
     forward = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY, batch_size=requests, input_ids=ids, req_pool_indices=pool_rows,
         seq_lens=lens, out_cache_loc=None, seq_lens_sum=CONTEXT * requests, seq_lens_cpu=lens.cpu(),

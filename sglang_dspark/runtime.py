@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from sglang_dspark.windows import POLICIES, PlannedWindows, StaticWindows
 
 if TYPE_CHECKING:
     from sglang_dspark.drafter import Drafter
+    from sglang_dspark.verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +39,13 @@ class Speculation:
         drafter: of this rank; its draft decides which policies are possible.
         fingerprint: of target, draft and machine, for cost and calibration files.
         learning: whether this rank writes files (the first one does).
-        check_mode: refuses a mode that the target's attention cannot run (see `Verifier.check_backend`).
 
     Raises:
         ConfigError: a policy or mode that the draft cannot serve.
     """
 
-    def __init__(self, config: DSparkConfig, drafter: Drafter, fingerprint: Fingerprint, *, learning: bool,
-                 check_mode: Callable[[str], None]) -> None:
+    def __init__(self, config: DSparkConfig, drafter: Drafter, fingerprint: Fingerprint, *, learning: bool) -> None:
         self.drafter, self.fingerprint, self.learning = drafter, fingerprint, learning
-        self._check_mode = check_mode
         self.folder = state_folder(fingerprint)
         self.calibrations = {head: Calibration(drafter.gamma, head, config.calibration, drafter.folder, fingerprint)
                              for head in ("main", "hidden")}
@@ -62,7 +59,7 @@ class Speculation:
         self.config = self.started = config  # what cannot be switched is read from `started`
         self._check(config)
 
-    def measure(self, runner, max_requests: int) -> None:
+    def measure(self, verifier: Verifier, max_requests: int) -> None:
         """Find the step's cost: from the file that was given, the cache, or by timing forwards now."""
         keyword = self.started.cost_model if self.started.cost_model in COST_KEYWORDS else None
         if keyword is None:
@@ -76,7 +73,7 @@ class Speculation:
                 return
             except ValueError as error:
                 logger.warning("the step's cost is measured anew: %s", error)
-        body = measure(self.drafter, runner, self.drafter.gamma, max_requests=max_requests)
+        body = measure(self.drafter, verifier, max_requests=max_requests)
         self.cost = ServerCost.from_dict(body, learn=True)
         if self.learning:
             save_measurement(path, COST_KIND, self.fingerprint, body)
@@ -111,7 +108,6 @@ class Speculation:
         """
         config = self.config.changed(changes)
         self._check(config)
-        self._check_mode(config.verify_mode)
         self.config = config
         for policy in self._planned.values():
             self._apply_ceiling(policy.planner)

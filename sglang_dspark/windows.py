@@ -50,7 +50,7 @@ class StaticWindows:
         if self.drafter.model.confidence_head is None:
             return Drafted(block, step.high)
         # Nothing is decided by it here; whole blocks are what calibration learns most from.
-        return Drafted(block, step.high, self.drafter.confidence(states, step.anchors, block.tokens).numpy())
+        return Drafted(block, step.high, self.drafter.confidence(states, step.anchors, block.tokens).cpu().numpy())
 
     def publish(self, step: Step, drafted: Drafted | None) -> None:
         """Nothing waits for survival here."""
@@ -97,7 +97,7 @@ class CausalWindows(PlannedWindows):
 
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
         block = self.drafter.sample(states, step, budget.draft_length)
-        logits = self.drafter.confidence(states, step.anchors, block.tokens).numpy()
+        logits = self.drafter.confidence(states, step.anchors, block.tokens).cpu().numpy()
         windows = self.drafter.ranks.numbers(self.planner.windows(self.survival(step, logits)))
         return Drafted(block, windows, logits)
 
@@ -117,10 +117,10 @@ class LaggedWindows(PlannedWindows):
         windows = self.drafter.ranks.numbers(self.planner.windows())
         length = int(windows.max())
         if self.head == "hidden":
-            logits = self.drafter.hidden_confidence(states).numpy()
+            logits = self.drafter.hidden_confidence(states).cpu().numpy()
             return Drafted(self.drafter.sample(states, step, length, windows), windows, logits)
         block = self.drafter.sample(states, step, length)
-        logits = self.drafter.confidence(states, step.anchors, block.tokens).numpy() if length else None
+        logits = self.drafter.confidence(states, step.anchors, block.tokens).cpu().numpy() if length else None
         return Drafted(block, windows, logits)
 
 
@@ -135,7 +135,7 @@ class AheadWindows(PlannedWindows):
     head = "hidden"
 
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
-        logits = self.drafter.hidden_confidence(states).numpy()
+        logits = self.drafter.hidden_confidence(states).cpu().numpy()
         evidence = ContextSurvival(self.survival(step, logits), reads_drafted_tokens=False)
         # A probe verifies something everywhere: confidence without outcomes teaches nothing.
         probes = self.planner.probing and budget.tokens > 0

@@ -36,7 +36,7 @@ class DSparkWorker(BaseSpecWorker):
     def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         require_compatible(importing=True)
-        self._target_worker = target_worker
+        self._server_args, self._target_worker = server_args, target_worker
         self.model_runner = target_worker.model_runner
         self.drafter = Drafter(server_args, gpu_id, nccl_port, target_worker)
         self._draft_worker = self.drafter.worker
@@ -45,8 +45,7 @@ class DSparkWorker(BaseSpecWorker):
         parallel = get_parallel()
         fingerprint = fingerprint_of(self.model_runner.model_config, self.drafter.folder, self.gamma,
                                      str(self.model_runner.device), parallel.tp_size)
-        self.speculation = Speculation(config_of(server_args), self.drafter, fingerprint, learning=parallel.tp_rank == 0,
-                                       check_mode=self.verifier.check_backend)
+        self.speculation = Speculation(config_of(server_args), self.drafter, fingerprint, learning=parallel.tp_rank == 0)
         self.meter = Meter(self.gamma)
         self.roster: Roster | None = None
         self.steps = 0
@@ -65,11 +64,16 @@ class DSparkWorker(BaseSpecWorker):
         """None beside the target: what the engine's weight updates carry are a target's tensors, not a draft's."""
         return []
 
+    def init_attention_backends(self) -> None:
+        """The engine captures the target's graphs right after this."""
+        super().init_attention_backends()
+        self.verifier.check_backend()
+        self.verifier.capture_by_rows(self._server_args)
+
     def init_cuda_graphs(self) -> None:
         """The last thing the engine asks for before serving: now a step's cost can be measured."""
         super().init_cuda_graphs()
-        self.verifier.check_backend(self.speculation.config.verify_mode)
-        self.speculation.measure(self.model_runner, self.model_runner.max_running_requests)
+        self.speculation.measure(self.verifier, self.model_runner.max_running_requests)
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish=None, grammar_barrier=None, *, pp_proxy_tensors=None

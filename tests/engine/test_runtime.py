@@ -37,7 +37,7 @@ def measured(monkeypatch, tmp_path):
 def speculation(tmp_path, fingerprint=PRINT, **settings):
     config = SimpleNamespace(block_size=GAMMA, enable_confidence_head=True, has_hidden_confidence=True)
     drafter = SimpleNamespace(gamma=GAMMA, folder=tmp_path, config=config, runner=SimpleNamespace(device="cpu"))
-    made = Speculation(DSparkConfig(**settings), drafter, fingerprint, learning=True, check_mode=lambda mode: None)
+    made = Speculation(DSparkConfig(**settings), drafter, fingerprint, learning=True)
     made.measure(None, 8)
     return made
 

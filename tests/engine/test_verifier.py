@@ -1,7 +1,8 @@
-"""Start-up refusals of the verifier that a CPU can check with stand-ins: attention backends that ignore windows.
+"""The verifier's accelerator half, as far as a CPU can check it with stand-ins: refusals, graph tiers and padding.
 
 Bug class (facts of SGLang 0.5.23, section 2): a backend that never looks at the ragged layout reads uniform rows, which
-is wrong rows or out of bounds as soon as windows differ; the engine consults the flag for graphs only.
+is wrong rows or out of bounds as soon as windows differ; the engine consults the flag for graphs only. And padding: a
+row that is not live must write to the slot of nobody, and its logits must reach nobody.
 """
 
 from __future__ import annotations
@@ -9,23 +10,100 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
+from sglang.srt.environ import envs
 
+from dspark_kernels.ragged import RaggedBatch
+from sglang_dspark import verifier as module
 from sglang_dspark.config import ConfigError
 from sglang_dspark.verifier import Verifier
 
+GAMMA = 4
 
-def verifier(device: str, reads_layout: bool) -> Verifier:
+
+def verifier(device: str, reads_layout: bool, tiers: tuple[int, ...] | None = None) -> Verifier:
     backend = SimpleNamespace(supports_ragged_verify_graph=reads_layout)
-    return Verifier(SimpleNamespace(model_runner=SimpleNamespace(device=device, attn_backend=backend)), gamma=4)
+    graphs = SimpleNamespace(capture_num_tokens=None if tiers is None else list(tiers))
+    runner = SimpleNamespace(device=device, attn_backend=backend, decode_cuda_graph_runner=graphs)
+    return Verifier(SimpleNamespace(model_runner=runner), GAMMA)
 
 
-@pytest.mark.parametrize("mode", ["compact", "cap-accept"])
-def test_windows_on_a_backend_that_does_not_read_them_are_refused_at_start(mode):
-    with pytest.raises(ConfigError, match="--verify-mode static"):
-        verifier("cuda", reads_layout=False).check_backend(mode)
+def accelerated(tiers: tuple[int, ...] | None) -> Verifier:
+    """A verifier that believes in an accelerator, over tensors of the CPU."""
+    made = verifier("cpu", reads_layout=True, tiers=tiers)
+    made.on_cpu = False
+    return made
 
 
-@pytest.mark.parametrize(("device", "reads", "mode"), [("cuda", True, "compact"), ("cuda", False, "static"),
-                                                       ("cpu", False, "compact")])
-def test_everything_else_starts(device, reads, mode):
-    verifier(device, reads).check_backend(mode)
+def test_a_backend_that_does_not_read_windows_is_refused_at_start():
+    """In every mode: a request's last block is shorter than a whole one."""
+    with pytest.raises(ConfigError, match="--attention-backend fa3.*--verify-mode off"):
+        verifier("cuda", reads_layout=False).check_backend()
+
+
+@pytest.mark.parametrize(("device", "reads"), [("cuda", True), ("cpu", False)])
+def test_a_backend_that_reads_windows_starts(device, reads):
+    verifier(device, reads).check_backend()
+
+
+@pytest.fixture
+def switch():
+    """The engine's own switch for graphs by rows, set back afterwards."""
+    with envs.SGLANG_RAGGED_VERIFY_MODE.override("static"):
+        yield envs.SGLANG_RAGGED_VERIFY_MODE
+
+
+@pytest.mark.parametrize(("device", "reads", "barred", "mode"), [
+    ("cuda", True, None, "compact"), ("cuda", False, None, "static"), ("cpu", True, None, "static"),
+    ("cuda", True, "enable_lora", "static"), ("cuda", True, "enable_two_batch_overlap", "static"),
+    ("cuda", True, "disable_cuda_graph_padding", "static")])
+def test_graphs_are_captured_by_rows_where_the_attention_reads_windows_and_the_engine_can(switch, device, reads, barred, mode):
+    """The engine raises for the barred combinations; without the switch its ragged rows never meet a graph."""
+    names = ("enable_lora", "enable_two_batch_overlap", "disable_cuda_graph_padding")
+    verifier(device, reads).capture_by_rows(SimpleNamespace(**{name: name == barred for name in names}))
+    assert switch.get() == mode
+
+
+@pytest.mark.parametrize(("tiers", "rows", "padded"), [
+    ((5, 10, 20), [1, 3, 2], 10),  # the tier above
+    ((5, 10, 20), [5, 5], 10),  # whole blocks too: with graphs by rows, a batch without a layout meets none
+    ((5, 10, 20), [1] * 5 + [2], 7),  # six requests, and no graph has slots for more than four: eager
+    ((5, 10), [5, 5, 1], 11),  # beyond the last tier: eager
+    (None, [1, 3, 2], 6),  # no graphs of ragged rows: eager, unpadded
+    (None, [5, 5], None),  # whole blocks: the engine's graphs by requests
+])
+def test_rows_are_padded_to_the_tier_that_holds_them(tiers, rows, padded):
+    layout = accelerated(tiers).layout(rows)
+    assert (None if layout is None else layout.graph_num_tokens) == padded
+    assert layout is None or layout.verify_lens.tolist() == rows
+
+
+def test_on_a_cpu_nobody_reads_the_layout():
+    assert verifier("cpu", True).layout([1, 3]) is None
+
+
+def test_padding_rows_write_to_nobodys_slot_and_their_logits_are_cut_off(monkeypatch):
+    """Windows 0 and 2 of 4, 4 rows in a tier of 10: a pad row that named a live column would overwrite its KV."""
+    seen = {}
+
+    def init_new(batch, runner, **options):
+        seen.update(options, ids=batch.input_ids, slots=batch.out_cache_loc, lens=batch.seq_lens_cpu)
+        return SimpleNamespace()
+
+    def forward(batch, forward_batch, is_verify):
+        rows = torch.arange(10.0)
+        output = SimpleNamespace(next_token_logits=rows[:, None].clone(), hidden_states=rows[:, None].clone())
+        return SimpleNamespace(logits_output=output, can_run_cuda_graph=True)
+
+    monkeypatch.setattr(module.ForwardBatch, "init_new", init_new)
+    made = accelerated((10, 20))
+    made.worker.forward_batch_generation = forward
+    anchors, tokens = torch.tensor([7, 8]), torch.arange(8).view(2, GAMMA) + 20
+    lens, slots = torch.tensor([30, 40]), torch.arange(10).view(2, GAMMA + 1) + 100
+    ragged = RaggedBatch.pack(anchors, tokens, torch.tensor([0, 2]), lens, slots)
+    target = made.forward(SimpleNamespace(), SimpleNamespace(plan=None, prefix_lens_host=lens), ragged)
+    assert seen["ids"].tolist() == [7, 8, 24, 25] + [0] * 6
+    assert seen["slots"].tolist() == [100, 105, 106, 107] + [0] * 6
+    assert seen["write_cols"].tolist() == [0, 5, 6, 7] + [-1] * 6
+    assert seen["lens"].tolist() == [31, 43]
+    assert target.logits.flatten().tolist() == target.features.flatten().tolist() == [0, 1, 2, 3]
