@@ -137,10 +137,8 @@ class AheadWindows(PlannedWindows):
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
         logits = self.drafter.hidden_confidence(states).cpu().numpy()
         evidence = ContextSurvival(self.survival(step, logits), reads_drafted_tokens=False)
-        # A probe verifies something everywhere: confidence without outcomes teaches nothing.
-        probes = self.planner.probing and budget.tokens > 0
         high = np.minimum(step.high, budget.draft_length)
-        low = np.minimum(np.maximum(step.low, 1), high) if probes else step.low
+        low = np.minimum(np.maximum(step.low, self.planner.probe_window), high)  # a probe is one for every request
         plan = plan_budget(evidence, self.cost, min_window=low, max_window=high, context=step.context,
                            max_step_seconds=self.planner.max_step_seconds, drafting="windows", allow_skip=False)
         windows = self.drafter.ranks.numbers(

@@ -18,7 +18,7 @@ from .online_calibration import OnlineCalibrator
 from .online_cost import OnlineCostModel
 from .policies import POLICIES
 from .relay import ContextSurvival, LaggedSurvival, SurvivalRelay
-from .skip import DRAFT_PROBES, PLAIN_PROBES, ProbeClock, ProbeSchedule
+from .skip import DRAFT_PROBES, NEAR_PROBES, PLAIN_PROBES, ProbeClock, ProbeSchedule
 from .windows import allocate_windows, window_bounds
 
 PRIOR_CONFIDENCE = 0.7  # what a position is worth before anything was seen
@@ -40,8 +40,9 @@ class Planner:
         calibrator: learns from `observe_acceptance`; None if confidence is calibrated elsewhere or not at all.
         min_window, max_window: bounds for every request; may be changed between steps.
         max_step_seconds: ceiling on a step, for an inter-token latency goal; may be changed between steps.
-        probes: how rarely to draft while plain decoding wins (`probing` is then True).
+        probes: how rarely to draft while plain decoding wins.
         plain_probes: how rarely to decode plainly while drafting wins; only if the cost model can `observe` it.
+        near_probes: how rarely to verify one draft per request more, or less, than the plan says; likewise.
 
     Raises:
         ValueError: unknown policy, or gamma below 1.
@@ -61,6 +62,7 @@ class Planner:
         max_step_seconds: float | None = None,
         probes: ProbeSchedule = DRAFT_PROBES,
         plain_probes: ProbeSchedule = PLAIN_PROBES,
+        near_probes: ProbeSchedule = NEAR_PROBES,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is not one of {sorted(POLICIES)}")
@@ -72,10 +74,11 @@ class Planner:
         self.min_window, self.max_window, self.max_step_seconds = min_window, max_window, max_step_seconds
         self.running_mean = PRIOR_CONFIDENCE ** np.arange(1.0, gamma + 1.0)
         self.last_budget: Budget | None = None
-        self.probing = False  # the last budget drafts although plain decoding is expected to win
+        self.probe_window = 0  # what every request verifies at least because the last budget is a probe; 0: it is none
         self._mean_rows = PRIOR_ROWS
         self._draft_clock, self._plain_clock = ProbeClock(probes), ProbeClock(plain_probes)
-        self._shallow = False  # whether the last probe took one draft per request
+        self._near_clock = ProbeClock(near_probes)
+        self._small = False  # whether the last probe was the smaller one of its kind
         self._values: np.ndarray | None = None
         self._low: int | np.ndarray = 0
         self._high: int | np.ndarray = gamma
@@ -173,20 +176,37 @@ class Planner:
         )
 
     def _probed(self, plan: Budget, context: float) -> Budget:
-        """The plan, or now and then the other choice, so that neither side of the comparison goes stale."""
+        """The plan, or now and then another choice, so that no side of a comparison goes stale."""
+        requests, learns = self._values.shape[-2], hasattr(self.cost, "observe")
         draft_due, plain_due = self._draft_clock.due(plan.skip_draft), self._plain_clock.due(not plan.skip_draft)
-        self.probing = draft_due and bool(np.max(self._high) > 0)
-        if self.probing:
+        near_due = self._near_clock.due(not plan.skip_draft)
+        self.probe_window = 0
+        if draft_due and np.max(self._high) > 0:
             # At least one draft everywhere: confidence without outcomes teaches nothing. Every other probe takes just
             # one: where the believed cost has a false step, the best plan jumps over it and would never refute it.
-            self._shallow = not self._shallow
-            high = np.minimum(self._high, 1) if self._shallow else self._high
-            return self._best(context, np.maximum(self._low, 1), high, False)
-        if plain_due and hasattr(self.cost, "observe") and np.max(self._low) == 0:
-            requests = self._values.shape[-2]
+            self._small = not self._small
+            return self._with_window(1, 1 if self._small else self.gamma, context)
+        if plain_due and learns and np.max(self._low) == 0:
             seconds = float(self.cost.step_seconds(requests, requests, context))
             return Budget(0, float(requests), seconds, True, 0)
+        if near_due and learns:  # a false step may also stand right before or behind the plan
+            self._small = not self._small
+            window = -(-plan.tokens // requests) - 1 if self._small else plan.tokens // requests + 1
+            if 1 <= window <= np.max(self._high) and self._within_ceiling(requests, window, context):
+                return self._with_window(window, window, context)
         return plan
+
+    def _within_ceiling(self, requests: int, window: int, context: float) -> bool:
+        if self.max_step_seconds is None:
+            return True
+        seconds = self.cost.step_seconds(requests, requests * (1 + window), context) + self.cost.draft_seconds(requests * window)
+        return bool(seconds <= self.max_step_seconds)
+
+    def _with_window(self, least: int, most: int, context: float) -> Budget:
+        """A probe: the best plan that drafts and gives every request `least` to `most` drafts where its bounds allow."""
+        self.probe_window = least
+        high = np.minimum(self._high, most)
+        return self._best(context, np.minimum(np.maximum(self._low, least), high), high, False)
 
     def _set_bounds(self, min_window: np.ndarray | None, max_window: np.ndarray | None) -> None:
         high = self.gamma if self.max_window is None else min(self.max_window, self.gamma)

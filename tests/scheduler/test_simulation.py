@@ -146,6 +146,26 @@ def test_a_prior_measured_beside_a_busy_neighbour_is_left_behind(load):
     assert speed["learned"] > 0.97 * speed["true"], (speed, skipped)
 
 
+@pytest.mark.parametrize("load", [4, 8])
+def test_a_false_step_beside_the_plan_is_found_by_looking_there(load):
+    """From two rows per request on, which is where the best plan lies, steps are believed to take 100 ms longer.
+
+    Catches probes that only switch drafting on and off: the plan stayed right before the step, or jumped over it, and a
+    server that had once been measured beside a busy neighbour kept windows too short (or too long) for good.
+    """
+    truth = cpu()
+    rows, seconds = truth.cost.theta
+    false = AdditiveCostModel(0.0, ([1], [0.0]), (rows, np.where(np.asarray(rows) >= 2 * load, seconds + 0.1, seconds)),
+                              draft=truth.cost.draft)
+    acceptance = Acceptance(("demo",), auc=0.73, context_auc=0.7)
+    runs = {name: simulate("causal", acceptance, truth, Load(load), believed=believed, steps=300, warmup=600, noise=0.03)
+            for name, believed in (("true", None), ("false", false), ("learned", OnlineCostModel(false)))}
+    speed = {name: run.tokens_per_second for name, run in runs.items()}
+    assert speed["false"] < 0.975 * speed["true"]
+    assert speed["learned"] > 0.985 * speed["true"], speed
+    assert runs["learned"].mean_window == pytest.approx(runs["true"].mean_window, abs=0.2)
+
+
 def test_nonsense_is_refused():
     for name in ("statik", "static", "static-9", "threshold", "static-x"):
         with pytest.raises(ValueError):
