@@ -94,5 +94,6 @@ def test_random_batches_are_answered_alike(dspark, plain):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(LONG_SECONDS + 900)
 def test_an_hour_of_random_batches_finds_nothing(dspark, plain):
     assert _search(dspark, plain, LONG_SECONDS, (Phase.generate, Phase.shrink)) >= 1000
