@@ -197,9 +197,15 @@ def _on_drafts(group: Group, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 def _overlaps(group: Group, p: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Σ min(p, q) and Σ min(s p, q) at every verified slot: float32 [n, k], NaN elsewhere."""
     inside = group.slots < group.windows[:, None]
+    support = group.draft.support
+    if (support is None or support.dim() == 1) and bool(inside.all()):  # whole windows: views instead of gathers
+        on_support = p if support is None else p.index_select(1, support)
+        on_support = on_support.view(*group.draft.probs.shape[:1], -1, on_support.shape[1])[:, :-1]
+        q = group.draft.probs
+        plain = torch.minimum(on_support, q).sum(dim=-1)
+        return plain, None if scale is None else torch.minimum(on_support * scale[:, :-1, None], q).sum(dim=-1)
     request, slot = torch.nonzero(inside, as_tuple=True)
     row = group.first[request] + slot
-    support = group.draft.support
     if support is None:
         on_support = p[row]
     elif support.dim() == 1:

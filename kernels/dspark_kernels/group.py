@@ -63,7 +63,10 @@ def part(
     noise: StepNoise,
     members: torch.Tensor,
 ) -> Group:
-    """The members' own ragged batch. Neighbours share a slice of the logits; others are gathered."""
+    """The members' own ragged batch. Everybody together takes the batch as it is, neighbours share a slice of the logits,
+    others are gathered."""
+    if len(members) == batch.requests and len(logits) == int(batch.qo_indptr[-1]):
+        return _everybody(logits, batch, draft, rows, noise)
     windows = batch.windows[members]
     ends = torch.cumsum(windows + 1, dim=0)
     starts = ends - windows - 1
@@ -85,4 +88,24 @@ def part(
         positions=noise.positions[members],
         accept_coins=None if coins is None else coins.accept[members],
         final_coins=None if coins is None else coins.final[members],
+    )
+
+
+def _everybody(
+    logits: torch.Tensor, batch: RaggedBatch, draft: BlockDraft, rows: SamplingRows, noise: StepNoise
+) -> Group:
+    """`part` of all requests of a batch without padding: nothing is copied."""
+    coins = noise.coins
+    return Group(
+        logits=logits,
+        rows=rows.expand(batch.row_to_request),
+        request=batch.row_to_request,
+        column=batch.row_to_column,
+        first=batch.qo_indptr[:-1].to(torch.int64),
+        windows=batch.windows,
+        draft=draft,
+        seeds=noise.seeds,
+        positions=noise.positions,
+        accept_coins=None if coins is None else coins.accept,
+        final_coins=None if coins is None else coins.final,
     )

@@ -35,7 +35,9 @@ def prepare_worker() -> None:
 
     from sglang_dspark.cpu import fused
     from sglang_dspark.cpu.cores import replace_bindings
+    from sglang_dspark.cpu.memory import keep_freed_memory
 
+    keep_freed_memory()
     register_attention_backend(ATTENTION_BACKEND)(_make_backend)
     fused.register()
     replace_bindings()

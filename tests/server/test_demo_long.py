@@ -41,18 +41,21 @@ def servers(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(servers):
-    """Plain decoding's tokens and, at each, the gap between its two best log-probabilities."""
+    """What plain decoding says."""
     _, plain, _ = servers
     return answers(plain, 8)
 
 
-def answers(server, concurrency: int) -> list[tuple[list[int], list[float]]]:
-    def one(prompt: str) -> tuple[list[int], list[float]]:
+def answers(server, concurrency: int) -> list[tuple[list[int], list[float], int]]:
+    """Per prompt: tokens, at each the gap between its two best log-probabilities, and how many were drafted and accepted."""
+
+    def one(prompt: str) -> tuple[list[int], list[float], int]:
         body = {"text": f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n", "return_logprob": True,
                 "top_logprobs_num": 2, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
         answer = server.post("/generate", body)
-        best = answer["meta_info"]["output_top_logprobs"]
-        return answer["output_ids"], [pair[0][0] - pair[1][0] for pair in best]
+        meta = answer["meta_info"]
+        gaps = [pair[0][0] - pair[1][0] for pair in meta["output_top_logprobs"]]
+        return answer["output_ids"], gaps, meta.get("spec_num_correct_drafts", 0)
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, PROMPTS))
@@ -60,7 +63,7 @@ def answers(server, concurrency: int) -> list[tuple[list[int], list[float]]]:
 
 def gaps_at_first_difference(reference, found) -> list[float]:
     gaps = []
-    for (tokens, gap), (ours, _) in zip(reference, found, strict=True):
+    for (tokens, gap, _), (ours, _, _) in zip(reference, found, strict=True):
         if ours != tokens:
             first = next(i for i, (a, b) in enumerate(zip(tokens, ours)) if a != b)
             gaps.append(gap[first])
@@ -75,6 +78,10 @@ def test_the_demo_pairs_greedy_text_is_plain_decodings(servers, reference, mode,
     if concurrency == 1 and mode["verify_mode"] != "compact":
         pytest.skip("one request at a time is run for compact only, to end within the hour")
     dspark.configure(**mode)
-    gaps = gaps_at_first_difference(reference, answers(dspark, concurrency))
-    print(f"{dtype} {mode} at {concurrency}: {len(PROMPTS) - len(gaps)} of {len(PROMPTS)} equal; gaps {sorted(gaps)}")
+    found = answers(dspark, concurrency)
+    gaps = gaps_at_first_difference(reference, found)
+    drafted = sum(accepted for _, _, accepted in found) / sum(len(tokens) for tokens, _, _ in found)
+    print(f"{dtype} {mode} at {concurrency}: {len(PROMPTS) - len(gaps)} of {len(PROMPTS)} equal; gaps {sorted(gaps)}; "
+          f"{drafted:.0%} of the tokens were drafted")
+    assert drafted > 0.15, "hardly a draft was accepted: this compared plain decoding with itself"
     assert all(gap < (1e-4 if dtype == "float32" else 0.5) for gap in gaps), gaps
