@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ class Speculation:
         if config.record is not None and learning:
             self.calibrations["main"].recorder = Recorder(Path(config.record), drafter.gamma)
         self.config = self.started = config  # what cannot be switched is read from `started`
+        self.not_saved: str | None = None  # why the last attempt to write what was learned failed
         self._check(config)
 
     def measure(self, verifier: Verifier, max_requests: int) -> None:
@@ -75,8 +77,7 @@ class Speculation:
                 logger.warning("the step's cost is measured anew: %s", error)
         body = measure(self.drafter, verifier, max_requests=max_requests)
         self.cost = ServerCost.from_dict(body, learn=True)
-        if self.learning:
-            save_measurement(path, COST_KIND, self.fingerprint, body)
+        self._attempt(lambda: save_measurement(path, COST_KIND, self.fingerprint, body))
 
     @property
     def windows(self) -> PlannedWindows | StaticWindows:
@@ -116,8 +117,23 @@ class Speculation:
 
     def save(self) -> None:
         """Write what was learned, so that the next server starts with it."""
+        self._attempt(self._write)
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        """A full disk or a lost folder costs the next server its start, never this one a request: the reason is logged
+        when it changes, and stands in the status."""
         if not self.learning:
             return
+        reason = None
+        try:
+            write()
+        except OSError as error:
+            reason = str(error)
+            if reason != self.not_saved:
+                logger.error("what was learned could not be saved, so the next server starts without it: %s", reason)
+        self.not_saved = reason
+
+    def _write(self) -> None:
         for calibration in self.calibrations.values():
             calibration.save(self.folder)
             if calibration.recorder is not None:

@@ -45,7 +45,8 @@ class DSparkWorker(BaseSpecWorker):
         parallel = get_parallel()
         fingerprint = fingerprint_of(self.model_runner.model_config, self.drafter.folder, self.gamma,
                                      str(self.model_runner.device), parallel.tp_size)
-        self.speculation = Speculation(config_of(server_args), self.drafter, fingerprint, learning=parallel.tp_rank == 0)
+        first = parallel.tp_rank == 0 and not parallel.dp_rank
+        self.speculation = Speculation(config_of(server_args), self.drafter, fingerprint, learning=first)
         self.meter = Meter(self.gamma)
         self.roster: Roster | None = None
         self.steps = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def save_measurement(path: str | Path, kind: str, fingerprint: Fingerprint, body
     text = json.dumps({"kind": kind, "version": 1, "fingerprint": asdict(fingerprint), "body": body}, indent=1)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")  # two servers may save at once
     partial.write_text(text)
     partial.replace(path)
 

@@ -72,7 +72,8 @@ def add_routes(server_args: ServerArgs) -> None:
         return http_server.get_global_state().tokenizer_manager
 
     async def ranks() -> list[dict]:
-        return [state["dspark"] for state in await manager().get_internal_state()]
+        states = [state["dspark"] for state in await manager().get_internal_state()]  # in the order of their arrival
+        return sorted(states, key=lambda state: state["rank"])
 
     @http_server.app.get(PAGE_PATH)
     async def dspark_page():

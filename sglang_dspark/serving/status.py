@@ -6,6 +6,7 @@ import dataclasses
 import time
 
 import numpy as np
+from sglang.srt.runtime_context import get_parallel
 
 SCHEMA = 1  # raised when a field changes its meaning or goes; new fields may come without
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -18,11 +19,13 @@ def status_of(worker) -> dict:
     totals, survival = meter.totals, measured_survival(meter.totals)
     return {
         "schema": SCHEMA,
+        "rank": get_parallel().dp_rank or 0,
         "now": time.time(),
         "config": dataclasses.asdict(speculation.config),
         "policy": speculation.policy_name,
         "gamma": totals.gamma,
         "why_not_trimmed": why_not_trimmed(speculation),
+        "not_saved": speculation.not_saved,
         **counts_of(totals),
         "acceptance": acceptance_of(totals, survival),
         "calibration_error": speculation.calibration.ece(),

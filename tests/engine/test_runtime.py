@@ -54,6 +54,18 @@ def test_measure_measures_although_a_file_fits(measured, tmp_path):
     assert measured == [1, 1]
 
 
+def test_a_full_disk_ends_no_server_and_is_told(measured, tmp_path, caplog):
+    """Saving happens between steps: an error there would take every running request with it."""
+    started = speculation(tmp_path)
+    folder, started.folder = started.folder, tmp_path / "target" / "cost.json"  # a file: nothing can be made below it
+    started.save()
+    started.save()
+    assert "cost.json" in started.not_saved and sum("could not be saved" in line for line in caplog.messages) == 1
+    started.folder = folder
+    started.save()
+    assert started.not_saved is None
+
+
 @pytest.mark.parametrize("damage", ["not json", '{"kind": "server-cost"}', None])
 def test_a_damaged_cache_costs_a_measurement_and_not_the_start(measured, tmp_path, damage):
     speculation(tmp_path)
