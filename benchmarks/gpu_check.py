@@ -5,10 +5,11 @@
 1. parity: every Triton kernel against the torch path on random shapes (`dspark_kernels.selfcheck`);
 2. graphs: a small transformer with ragged attention under `RaggedGraph`, captured and replayed at every tier, against the
    same callable run eagerly over the same buffers: outputs and KV cache, after larger and smaller batches;
-3. timings by CUDA events: ours, the same step on the torch path, and the floor of bytes over the copy bandwidth.
+3. head: a draft's sequential head and confidence captured for whole blocks, against the same head run eagerly;
+4. timings by CUDA events: ours, the same step on the torch path, and the floor of bytes over the copy bandwidth.
 
-One table at the end and an exit code: 0 if 1 and 2 hold, 1 if not, 2 without a CUDA device. Timings never fail a run.
-Under 8 minutes. `--device cpu` checks the script itself: part 2 without capture, part 1 under TRITON_INTERPRET=1.
+One table at the end and an exit code: 0 if 1 to 3 hold, 1 if not, 2 without a CUDA device. Timings never fail a run.
+Under 8 minutes. `--device cpu` checks the script itself: parts 2 and 3 without capture, part 1 under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
+from kernel_times import RESULTS, Shape, law_cases, step_cases
 
 from dspark_kernels import RaggedBatch, RaggedGraph, RowBuffer
 from dspark_kernels.backend import prefer_torch
+from dspark_kernels.confidence import ConfidenceHead
+from dspark_kernels.head_graph import HeadGraphs
+from dspark_kernels.markov import HEADS as MARKOV_HEADS
 from dspark_kernels.selfcheck import run_checks
-from kernels import RESULTS, Shape, law_cases, step_cases
 
 REQUESTS, GAMMA, CONTEXT, WIDTH, HEADS, LAYERS, VOCAB = 12, 7, 64, 256, 4, 2, 512
 TIERS = (16, 32, 64, 96)
@@ -104,6 +109,25 @@ def check_graphs(device: str) -> dict:
     return {"cases": batches + 1, "worst": worst, "bytes_per_tier": graphs[0].bytes_per_tier, "error": error}
 
 
+def check_head(device: str) -> dict:
+    """The captured head of every kind, on a restricted support and on the whole vocabulary, in every tier."""
+    differing, cases = [], 0
+    for kind, head in MARKOV_HEADS.items():
+        for support in (None, torch.randperm(VOCAB, device=device)[: VOCAB // 4]):
+            columns = VOCAB if support is None else len(support)
+            weight = torch.randn(columns, WIDTH, device=device)
+            draft = SimpleNamespace(
+                markov_head=head(VOCAB, 32, WIDTH, columns).requires_grad_(False).to(device), draft_token_ids=support,
+                confidence_head=ConfidenceHead(WIDTH, 32).requires_grad_(False).to(device),
+                base_logits=lambda states, weight=weight: states @ weight.t())  # fmt: skip
+            graphs = HeadGraphs(draft, GAMMA, torch.zeros(GAMMA, WIDTH, device=device), 32)
+            graphs.capture_all()
+            cases += len(graphs.tiers)
+            if not graphs.agrees():
+                differing.append(f"{kind}, {columns} columns")
+    return {"cases": cases, "error": "; ".join(differing) or None}
+
+
 def event_ms(function: Callable[[], object], repeats: int = 20) -> float:
     """Median milliseconds by CUDA events, after three warm-up calls."""
     for _ in range(3):
@@ -145,7 +169,7 @@ def timings(vocab: int, deadline: float) -> list[dict]:
     return rows
 
 
-def report(device: str, parity: dict, graphs: dict, rows: list[dict]) -> str:
+def report(device: str, parity: dict, graphs: dict, head: dict, rows: list[dict]) -> str:
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     lines = [f"# GPU check: {name}, torch {torch.__version__}", "", "| check | shapes | verdict |", "|---|---|---|"]
     for check, row in parity.items():
@@ -153,6 +177,8 @@ def report(device: str, parity: dict, graphs: dict, rows: list[dict]) -> str:
         lines.append(f"| kernel {check} | {row['cases']} | {last} |")
     last = f"worst {graphs['worst']:.1e}" if graphs["error"] is None else "DIFFERS: " + graphs["error"]
     lines.append(f"| RaggedGraph, bytes per tier {graphs['bytes_per_tier']} | {graphs['cases']} | {last} |")
+    last = "equal" if head["error"] is None else "DIFFERS: " + head["error"]
+    lines.append(f"| captured head | {head['cases']} | {last} |")
     lines += [
         "",
         "| step | R | ms | torch path ms | plain torch ms | floor ms | times floor |",
@@ -182,8 +208,9 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     parity = run_checks(args.device, args.scale)
     graphs = check_graphs(args.device)
+    head = check_head(args.device)
     rows = timings(args.vocab, start + 420) if args.device == "cuda" else []
-    text = report(args.device, parity, graphs, rows)
+    text = report(args.device, parity, graphs, head, rows)
     for row in parity.values():
         if row["error"]:
             print(row["error"])
@@ -192,10 +219,10 @@ def main() -> int:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "kernels_gpu.md").write_text(text)
         (RESULTS / "kernels_gpu.json").write_text(
-            json.dumps({"parity": parity, "graphs": graphs, "timings": rows}, indent=1)
+            json.dumps({"parity": parity, "graphs": graphs, "head": head, "timings": rows}, indent=1)
         )
     print(f"{time.perf_counter() - start:.0f} s")
-    return int(any(row["error"] for row in (*parity.values(), graphs)))
+    return int(any(row["error"] for row in (*parity.values(), graphs, head)))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Bench:
         dataset = self.folder / "prompts.jsonl"
         save_rows(rows, dataset, tokens)
         named = replace(parse_arm(self.where.get(arm, arm)), name=arm)
-        return measure(named, self.server, dataset, len(rows), concurrency, tokens, warmup=0)
+        return measure(named, self.server, dataset, len(rows), concurrency, warmup=0)
 
     def pilot(self) -> dict:
         """Speed of the control at every load and the seconds that a run costs besides its load; it warms both servers."""

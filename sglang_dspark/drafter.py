@@ -12,6 +12,8 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 
+from dspark_kernels.confidence import block_confidence
+from dspark_kernels.head_graph import HeadGraphs, captured_head
 from dspark_kernels.markov import sample_block
 from dspark_kernels.markov_windows import sample_windows
 from dspark_kernels.types import BlockDraft
@@ -44,6 +46,7 @@ class Drafter:
         self.model.share_with_target(target.model.get_input_embeddings(), target.model.lm_head)
         self.gamma = self.config.block_size
         self.ranks = Ranks()
+        self.head_graphs: HeadGraphs | None = None
         self.last_position = target.model_config.context_len - 1
         self.on_cpu = torch.device(self.runner.device).type == "cpu"
         self._offsets = torch.arange(self.gamma, device=self.runner.device)
@@ -63,18 +66,30 @@ class Drafter:
         else:
             block = sample_windows(head, self.model.base_logits, hidden, step.anchors, step.rows, step.noise, windows,
                                    support)
+        return self._agreed(block)
+
+    def propose(self, states: torch.Tensor, step: Step, length: int) -> tuple[BlockDraft, np.ndarray | None]:
+        """`sample` of `length` tokens, and the raw confidence float32 [R, length] in each, on the host (None: no head)."""
+        graphs = self.head_graphs
+        if graphs is not None and graphs.takes(step.anchors, step.noise, length):
+            block, logits = graphs.draw(states, step.anchors, step.rows, step.noise)
+            block = self._agreed(block)
+        else:
+            block, logits = self.sample(states, step, length), None
+            if self.model.confidence_head is not None:
+                logits = block_confidence(self.model, states, step.anchors, block.tokens)
+        return block, None if logits is None else logits.cpu().numpy()
+
+    def capture_head(self, most_requests: int) -> None:
+        """Capture the head where graphs are used at all; a plain CPU has none."""
+        states = torch.empty(self.gamma, self.config.hidden_size, dtype=self.model.fc.weight.dtype, device=self.runner.device)
+        self.head_graphs = captured_head(self.model, self.gamma, states, most_requests)
+
+    def _agreed(self, block: BlockDraft) -> BlockDraft:
+        """The first rank's block on every rank."""
         if self.ranks.alone:
             return block
         return replace(block, tokens=self.ranks.tensor(block.tokens), columns=self.ranks.tensor(block.columns))
-
-    def confidence(self, states: torch.Tensor, anchors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [R, k] that draft k is accepted given that all before it were (eq. 7), for k drafted tokens."""
-        head = self.model.confidence_head
-        states = states[:, : tokens.shape[1]]
-        if not head.reads_tokens:
-            return head(states)
-        previous = torch.cat([anchors.unsqueeze(1), tokens[:, :-1]], dim=1)
-        return head(states, self.model.markov_head.markov_w1(previous))
 
     def hidden_confidence(self, states: torch.Tensor) -> torch.Tensor:
         """Logits float32 [R, gamma] from the block's states alone: known before any token is drawn."""

@@ -132,9 +132,7 @@ def run_head(drafter: Drafter, requests: int, length: int) -> None:
     states = torch.ones(requests, drafter.gamma, drafter.config.hidden_size, dtype=drafter.model.fc.weight.dtype,
                         device=device)
     step = _HeadStep(zeros, SamplingRows.of([1.0] * requests, device=device), noise, requests)
-    block = drafter.sample(states, step, length)
-    if drafter.model.confidence_head is not None:
-        drafter.confidence(states, zeros, block.tokens)
+    drafter.propose(states, step, length)
 
 
 class _HeadStep:

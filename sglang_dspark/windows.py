@@ -46,11 +46,9 @@ class StaticWindows:
         return Budget(int(step.high.sum()), float(step.size), 0.0, length == 0, length)
 
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
-        block = self.drafter.sample(states, step, budget.draft_length)
-        if self.drafter.model.confidence_head is None:
-            return Drafted(block, step.high)
-        # Nothing is decided by it here; whole blocks are what calibration learns most from.
-        return Drafted(block, step.high, self.drafter.confidence(states, step.anchors, block.tokens).cpu().numpy())
+        # Nothing is decided by confidence here; whole blocks are what calibration learns most from.
+        block, logits = self.drafter.propose(states, step, budget.draft_length)
+        return Drafted(block, step.high, logits)
 
     def publish(self, step: Step, drafted: Drafted | None) -> None:
         """Nothing waits for survival here."""
@@ -96,8 +94,7 @@ class CausalWindows(PlannedWindows):
     """
 
     def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
-        block = self.drafter.sample(states, step, budget.draft_length)
-        logits = self.drafter.confidence(states, step.anchors, block.tokens).cpu().numpy()
+        block, logits = self.drafter.propose(states, step, budget.draft_length)
         windows = self.drafter.ranks.numbers(self.planner.windows(self.survival(step, logits)))
         return Drafted(block, windows, logits)
 
@@ -119,9 +116,8 @@ class LaggedWindows(PlannedWindows):
         if self.head == "hidden":
             logits = self.drafter.hidden_confidence(states).cpu().numpy()
             return Drafted(self.drafter.sample(states, step, length, windows), windows, logits)
-        block = self.drafter.sample(states, step, length)
-        logits = self.drafter.confidence(states, step.anchors, block.tokens).cpu().numpy() if length else None
-        return Drafted(block, windows, logits)
+        block, logits = self.drafter.propose(states, step, length)
+        return Drafted(block, windows, logits if length else None)
 
 
 class AheadWindows(PlannedWindows):

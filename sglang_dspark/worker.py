@@ -74,6 +74,9 @@ class DSparkWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         """The last thing the engine asks for before serving: now a step's cost can be measured."""
         super().init_cuda_graphs()
+        if self.verifier.tiers:  # the engine was started with graphs
+            with torch.inference_mode():
+                self.drafter.capture_head(self.model_runner.max_running_requests)
         self.speculation.measure(self.verifier, self.model_runner.max_running_requests)
 
     def forward_batch_generation(

@@ -46,6 +46,20 @@ class ConfidenceHead(nn.Module):
         return logits.float()
 
 
+def block_confidence(draft, states: torch.Tensor, anchors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits float32 [R, k] that draft k is accepted given that all before it were, for k drafted tokens.
+
+    Args:
+        draft: its `confidence_head` and `markov_head` are read. states: [R, gamma, d] of the block, gamma >= k.
+        anchors: int64 [R]. tokens: int64 [R, k].
+    """
+    head, states = draft.confidence_head, states[:, : tokens.shape[1]]
+    if not head.reads_tokens:
+        return head(states)
+    previous = torch.cat([anchors.unsqueeze(1), tokens[:, :-1]], dim=1)
+    return head(states, draft.markov_head.markov_w1(previous))
+
+
 def confidence_reference(hidden: torch.Tensor, prev_embedding: torch.Tensor, weight: torch.Tensor, bias: float):
     """Eq. 7 literally, for one request: [k, d], [k, r], [d + r] -> [k] logits."""
     return torch.stack([weight @ torch.cat((h, e)) + bias for h, e in zip(hidden, prev_embedding, strict=True)])

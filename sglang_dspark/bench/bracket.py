@@ -19,7 +19,7 @@ class Plan:
 
     Args:
         control, treatments: arms. bar: least relative gain of output tokens per second that counts as one.
-        classes, concurrencies: every pair is a cell. requests: per run. output_tokens: per request.
+        classes, concurrencies: every pair is a cell. requests: per run. output_tokens: per request, in the mean.
         temperature, seed: of the traffic. stop_at_end: whether an answer may end before `output_tokens`.
 
     Raises:
@@ -102,10 +102,10 @@ def _cell(plan: Plan, cell: Cell, dataset: Path, server: Server, tell) -> Cell:
 
 
 def _run(plan: Plan, arm: Arm, concurrency: int, dataset: Path, server: Server) -> Run:
-    return measure(arm, server, dataset, plan.requests, concurrency, plan.output_tokens, stop_at_end=plan.stop_at_end)
+    return measure(arm, server, dataset, plan.requests, concurrency, stop_at_end=plan.stop_at_end)
 
 
-def measure(arm: Arm, server: Server, dataset: Path, requests: int, concurrency: int, output_tokens: int, **how) -> Run:
+def measure(arm: Arm, server: Server, dataset: Path, requests: int, concurrency: int, **how) -> Run:
     """One run of one arm: its settings, an empty prefix cache, the load (`how` goes to `run_load`), the steps it took.
 
     Raises:
@@ -117,7 +117,7 @@ def measure(arm: Arm, server: Server, dataset: Path, requests: int, concurrency:
         where.configure(settings)
     where.flush_cache()
     started, before = time.time(), where.status()
-    load = run_load(where, dataset, requests, concurrency, output_tokens, **{"stop_at_end": False, **how})
+    load = run_load(where, dataset, requests, concurrency, **{"stop_at_end": False, **how})
     return Run(arm.name, load, gained(before, where.status()), started)
 
 

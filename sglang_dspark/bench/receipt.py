@@ -97,7 +97,7 @@ def markdown(body: dict, plan: Plan, cells: list[Cell], judged: list[list[dict]]
              f"{machine_['load_average'][0]:.1f} before and {body['load_average_after'][0]:.1f} after; "
              f"SGLang {machine_['sglang']}, torch {machine_['torch']}, sglang-dspark {machine_['sglang-dspark']}."), "",
              (f"Target `{server.get('model_path')}`, draft `{server.get('speculative_draft_model_path')}`. "
-             f"{plan.requests} requests a run, {plan.output_tokens} tokens each{' at most' * plan.stop_at_end}, "
+             f"{plan.requests} requests a run, {plan.output_tokens // 2} to {plan.output_tokens * 3 // 2} tokens each{' at most' * plan.stop_at_end}, "
              f"temperature {plan.temperature}, seed {plan.seed}. "
              "Load generator: `sglang.benchmark.serving`."), "", f"**Rule, written before the run.** {plan.rule}.", ""]
     lines += [f"- {caution}" for caution in cautions(plan)] + [""]

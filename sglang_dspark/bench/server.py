@@ -105,8 +105,7 @@ class Server:
 
 
 def run_load(
-    server: Server, dataset: Path, count: int, concurrency: int, output_tokens: int, *, stop_at_end: bool,
-    warmup: int | None = None,
+    server: Server, dataset: Path, count: int, concurrency: int, *, stop_at_end: bool, warmup: int | None = None
 ) -> dict:
     """Send the requests of `dataset` with `concurrency` clients through `sglang.benchmark.serving` and return KEPT.
 
@@ -120,7 +119,6 @@ def run_load(
     result.unlink(missing_ok=True)
     argv = ["--backend", "sglang-oai-chat", "--base-url", server.url, "--dataset-name", "openai",
             "--dataset-path", dataset, "--num-prompts", count, "--max-concurrency", concurrency,
-            "--sharegpt-output-len", output_tokens,
             # As `--model` too: the generator looks up that name's chat template, on the hub if it is no path.
             "--model", tokenizer, "--tokenizer", tokenizer, "--served-model-name", server.model_name(),
             "--output-file", result, "--disable-tqdm",

@@ -47,7 +47,7 @@ class Sweep:
         control, treatments: arms as on the command line, without the addresses that change from start to start.
         temperatures, concurrencies: every pair is a cell of each round.
         seconds: aim for the length of a run of the control, from which the number of requests is derived.
-        output_tokens: per request. between: treatments between two controls. rounds: how often, with other prompts.
+        output_tokens: per request, in the mean. between: treatments between two controls. rounds: how often, with other prompts.
         seed: of prompts and of the order of treatments, which differs from cell to cell.
         same_prompts: all runs of a cell get the same ones (less spread in a short run, and not what users send).
 

@@ -56,7 +56,7 @@ def _about(body: dict) -> list[str]:
          f"{machine['sglang-dspark']}. Target `{body['server'].get('model_path')}`, draft "
          f"`{body['server'].get('speculative_draft_model_path')}`, {body['server'].get('dtype')}."), "",
         (f"**Control**: {body['control']}. {len(runs)} of {planned} runs. Requests of a run by clients: {counts}; "
-         f"{plan['output_tokens']} tokens each, ends ignored; "
+         f"{plan['output_tokens'] // 2} to {plan['output_tokens'] * 3 // 2} tokens each, ends ignored; "
          f"{'the same prompts for every run of a cell' if plan['same_prompts'] else 'prompts of their own for every run'}, "
          f"{body['prompts']}; prefix cache emptied before every run. Arms ran on one server that was switched between "
          f"runs{also and f', except these, on servers of their own: {also}'}. Load generator: `sglang.benchmark.serving`."),

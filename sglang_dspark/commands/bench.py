@@ -17,7 +17,7 @@ def bench(
     prompts: Annotated[Path | None, typer.Option(help="JSONL of {\"class\", \"messages\"} instead of the built-in prompts.")] = None,
     concurrency: Annotated[str, typer.Option(help="Numbers of clients, comma-separated.")] = "1,8",
     requests: Annotated[int, typer.Option(help="Requests of a run.")] = 32,
-    output_tokens: Annotated[int, typer.Option(help="Tokens of every answer.")] = 128,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer in the mean; they differ from half to one and a half of it.")] = 128,
     temperature: Annotated[float, typer.Option(help="Of every request; at 0 the acceptance rules cannot show.")] = 1.0,
     stop_at_end: Annotated[bool, typer.Option("--stop-at-end", help="Let answers end by themselves; fair only with equal texts.")] = False,
     bar: Annotated[float, typer.Option(help="Least gain in output tokens per second that counts, written down before the run.")] = 0.03,
