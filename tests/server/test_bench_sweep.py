@@ -173,7 +173,7 @@ def test_the_sweep_starts_its_servers_runs_every_arm_where_it_belongs_and_stops_
         started.append(Stub(f"http://{log.stem}"))
         return started[-1]
 
-    def measure(arm, server, dataset, requests, concurrency, tokens, **how):
+    def measure(arm, server, dataset, requests, concurrency, **how):
         ran.append((arm.name, arm.url, arm.settings and arm.settings["verify_mode"], requests))
         return run_of(Slot(0, 1.0, concurrency, 0, arm.name), 100.0)
 
