@@ -7,6 +7,7 @@ import logging
 
 logger = logging.getLogger(__name__)
 KEPT_BYTES = 1 << 30
+_MMAP_THRESHOLDS = (KEPT_BYTES, 32 << 20)  # glibc before 2.35 takes no more than the second
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 
 
@@ -18,7 +19,9 @@ def keep_freed_memory() -> bool:
     Without glibc (musl, jemalloc preloaded) nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    kept = mallopt is not None and bool(mallopt(_TRIM_THRESHOLD, KEPT_BYTES) and mallopt(_MMAP_THRESHOLD, KEPT_BYTES))
-    if not kept:
+    # The threshold of mmap comes first: the other alone ends its growing, and all temporaries would be mapped anew.
+    kept = mallopt is not None and any(mallopt(_MMAP_THRESHOLD, size) for size in _MMAP_THRESHOLDS)
+    if not (kept and mallopt(_TRIM_THRESHOLD, KEPT_BYTES)):
         logger.info("this C library's malloc cannot be told to keep freed memory; steps may take longer")
-    return kept
+        return False
+    return True

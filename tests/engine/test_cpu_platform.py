@@ -243,13 +243,8 @@ mallinfo.restype = MallocInfo
 if sys.argv[1] == "kept":
     keep_freed_memory()
 
-def step(size):  # temporaries of a step: freed in another order than made, of sizes that change
-    rows, other = torch.ones(3_000_000 + 10_000 * (size % 7)), torch.ones(1_000_000)
-    doubled = rows * 2
-    del rows, doubled, other
-
-for size in range(20):
-    step(size)
+rows = torch.ones(25_000_000)  # above the largest size that malloc takes from its heap of its own accord
+del rows
 print(mallinfo().fordblks)  # bytes that are free and still this process's
 """
 
@@ -259,11 +254,15 @@ def test_what_a_step_frees_stays_for_the_next_step():
 
     malloc's own account is read: page faults also count what the kernel reclaims or merges meanwhile.
     """
-    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
-        pytest.skip("not glibc 2.33 or newer: nothing to read")
+    version = getattr(ctypes.CDLL(None), "gnu_get_libc_version", None)
+    if version is not None:
+        version.restype = ctypes.c_char_p
+    if version is None or tuple(map(int, version().split(b"."))) < (2, 35):
+        pytest.skip("not glibc 2.35 or newer: blocks of this size are never kept, or nothing can be read")
     free = {
-        kind: int(subprocess.run([sys.executable, "-c", FREE_BYTES, kind], check=True, capture_output=True, text=True).stdout)
+        kind: int(
+            subprocess.run([sys.executable, "-c", FREE_BYTES, kind], check=True, capture_output=True, text=True).stdout
+        )
         for kind in ("kept", "given-back")
     }
-    step_bytes = 4 * (2 * 3_000_000 + 1_000_000)
-    assert free["given-back"] < step_bytes <= free["kept"], free
+    assert free["given-back"] < 100_000_000 <= free["kept"], free
