@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+VERSION = 2  # of the format; costs of format 1 may say that a row takes hours
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -41,7 +43,7 @@ class FingerprintMismatch(ValueError):
 
 def save_measurement(path: str | Path, kind: str, fingerprint: Fingerprint, body: dict) -> None:
     """Write `body` (JSON types) as a file of this kind; the file appears whole or not at all."""
-    text = json.dumps({"kind": kind, "version": 1, "fingerprint": asdict(fingerprint), "body": body}, indent=1)
+    text = json.dumps({"kind": kind, "version": VERSION, "fingerprint": asdict(fingerprint), "body": body}, indent=1)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")  # two servers may save at once
@@ -59,15 +61,18 @@ def load_measurement(path: str | Path, kind: str, fingerprint: Fingerprint | Non
 
     Raises:
         FingerprintMismatch: it was measured on something else.
-        ValueError: not such a file.
+        ValueError: not such a file, or one of another format version.
     """
     try:
         content = json.loads(Path(path).read_text())
-        found_kind, found, body = content["kind"], Fingerprint(**content["fingerprint"]), content["body"]
+        found_kind, version, body = content["kind"], content["version"], content["body"]
+        found = Fingerprint(**content["fingerprint"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a {kind} file: {error}") from error
     if found_kind != kind:
         raise ValueError(f"{path} is a {found_kind} file, not a {kind} file")
+    if version != VERSION:
+        raise ValueError(f"{path} was written by another version of this program (format {version}, not {VERSION})")
     if fingerprint is not None and found != fingerprint:
         differing = [
             f"{field.name} {getattr(found, field.name)!r} instead of {getattr(fingerprint, field.name)!r}"

@@ -66,6 +66,7 @@ class OnlineCostModel:
         draft_size = len(self._basis.draft_knots)  # one for drafting at all, one per interval
         self._is_draft = (np.arange(size) >= size - draft_size).astype(np.int64)
         self._gram, self._moment = np.zeros((size, size)), np.zeros(size)
+        self._share = np.zeros(size)  # of each column in a typical step, per unit of its coefficient, at its highest
         # For target and draft: typical |log error|, and Σ w·(observed / prior), Σ w. The prior counts as seen once.
         self._typical = [noise, noise]
         self._ratio_sums = np.full((2, 2), float(anchor))
@@ -175,9 +176,10 @@ class OnlineCostModel:
     def _solution(self, center: np.ndarray) -> np.ndarray:
         """β >= 0 that minimises the faded squared relative errors plus the pull of the anchor to `center`."""
         # Each coefficient is pulled in units of its own size; one that the prior holds near zero, in units that make
-        # up a twentieth of the steps seen, so that it can still grow.
-        typical_share = np.sqrt(np.diag(self._gram) / self._ratio_sums[:, 1].max())
-        unit = np.maximum(center, 0.05 / np.where(typical_share > 0, typical_share, np.inf))
+        # up a twentieth of the steps at the load that used it most, so that it can still grow. Of the steps now would
+        # not do: as that load fades, the unit would grow without end, and what rounding leaves of the load with it.
+        self._share = np.maximum(self._share, np.sqrt(np.diag(self._gram) / self._ratio_sums[:, 1].max()))
+        unit = np.maximum(center, 0.05 / np.where(self._share > 0, self._share, np.inf))
         unit[unit == 0] = 1.0
         system = self._gram * unit[:, None] * unit + self._anchor * np.eye(len(unit))
         target = self._moment * unit + self._anchor * center / unit

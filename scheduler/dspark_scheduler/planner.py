@@ -199,7 +199,9 @@ class Planner:
     def _within_ceiling(self, requests: int, window: int, context: float) -> bool:
         if self.max_step_seconds is None:
             return True
-        seconds = self.cost.step_seconds(requests, requests * (1 + window), context) + self.cost.draft_seconds(requests * window)
+        seconds = self.cost.step_seconds(requests, requests * (1 + window), context) + self.cost.draft_seconds(
+            requests * window
+        )
         return bool(seconds <= self.max_step_seconds)
 
     def _with_window(self, least: int, most: int, context: float) -> Budget:

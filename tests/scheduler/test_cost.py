@@ -82,6 +82,9 @@ def test_a_file_is_read_back_exactly_and_refused_on_another_machine(tmp_path):
     other = Fingerprint("t", "d", 7, "H200", "bfloat16", 1, "sglang 0.5.23")
     with pytest.raises(FingerprintMismatch, match="gamma 5 instead of 7, device 'EPYC' instead of 'H200'$"):
         AdditiveCostModel.load(path, other)
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(ValueError, match="another version of this program"):
+        AdditiveCostModel.load(path, MINE)
     path.write_text("{}")
     with pytest.raises(ValueError, match="not a cost file"):
         AdditiveCostModel.load(path, MINE)
@@ -205,6 +208,24 @@ def test_online_never_fails_on_times_of_a_machine_gone_mad(seed):
         seconds = pace * stall * truth.step_seconds(requests, requests + drafts) + (draft or 0.0)
         model.observe(requests, requests + drafts, 200 * requests, seconds, slots=drafts, draft_seconds=draft)
         assert np.isfinite([model.step_seconds(4, 9), model.draft_seconds(7)]).all()
+
+
+def test_online_keeps_what_it_knows_of_a_load_that_is_long_past():
+    """A few thousand steps of plain decoding after a peak. Catches coefficients in units that grow as the peak fades:
+    rounding times such a unit said that a row beyond the present load takes hours, and nobody was drafted for again."""
+    rng, truth = np.random.default_rng(0), cpu()
+    model = OnlineCostModel(truth, memory=16)
+    drive(model, truth, 100, rng, loads=(32,), outliers=0)
+    for _ in range(4000):
+        requests = int(rng.integers(8, 17))
+        model.observe(
+            requests,
+            requests,
+            900 * requests,
+            float(truth.step_seconds(requests, requests, 900 * requests)) * np.exp(rng.normal(0, 0.1)),
+        )
+    assert error(model, truth, loads=(16, 32)).max() < 0.25
+    assert model.draft_seconds(160) == pytest.approx(truth.draft_seconds(160), rel=0.25)
 
 
 def test_online_refuses_times_that_cannot_be():
