@@ -8,6 +8,7 @@ from dspark_scheduler import AdditiveCostModel, OnlineCostModel
 from dspark_scheduler.cost import table_at
 
 _RATIO_MEMORY = 64.0  # steps over which the draft backbone's time is averaged
+_REFUTED = 1.5  # a backbone so many times quicker than believed is believed at once: what else runs can only delay it
 
 
 class ServerCost:
@@ -48,8 +49,10 @@ class ServerCost:
             return
         if slots:
             measured = backbone_seconds * self._ratio / max(self.backbone_seconds(requests), 1e-9)
+            if measured < self._ratio / _REFUTED:  # nothing but the machine itself makes a step this quick
+                self._ratio = measured
             # A stalled step must not move the ratio far: one step counts for at most twice what is expected.
-            self._ratio += (np.clip(measured, 0.5 * self._ratio, 2 * self._ratio) - self._ratio) / _RATIO_MEMORY
+            self._ratio += (min(measured, 2 * self._ratio) - self._ratio) / _RATIO_MEMORY
         self.model.observe(requests, rows, context, max(seconds - backbone_seconds, 1e-6), slots=slots,
                            draft_seconds=head_seconds if slots else None)
 

@@ -16,6 +16,7 @@ from dspark_scheduler import Fingerprint, FingerprintMismatch
 from sglang_dspark import runtime
 from sglang_dspark.calibration import Calibration
 from sglang_dspark.config import ConfigError, DSparkConfig
+from sglang_dspark.cost import ServerCost
 from sglang_dspark.profile import lower_envelope
 from sglang_dspark.runtime import COST_KIND, Speculation, checkpoint_digest
 
@@ -131,3 +132,16 @@ def test_a_delayed_probe_costs_no_more_than_a_larger_one_that_was_not():
     seconds = {(1, 1): 20.0, (1, 6): 90.0, (2, 2): 21.0, (2, 12): 30.0, (4, 4): 95.0}
     assert lower_envelope(seconds) == {(1, 1): 20.0, (1, 6): 30.0, (2, 2): 21.0, (2, 12): 30.0, (4, 4): 95.0}
     assert lower_envelope({1: 3.0, 2: 2.0, 4: 5.0}) == {1: 2.0, 2: 2.0, 4: 5.0}
+
+
+def test_a_backbone_measured_beside_a_busy_neighbour_is_mended_by_one_probe_and_not_spoiled_by_one_stall():
+    """Catches a slow average: while plain decoding seems better only rare probes draft, and they took an hour to mend it."""
+    cost = ServerCost.from_dict({**BODY, "backbone": [[1, 8], [0.08, 0.16]]}, learn=True)
+
+    def drafted(backbone_seconds: float) -> float:
+        cost.observe(requests=8, rows=16, context=900, seconds=0.05 + backbone_seconds, slots=16,
+                     backbone_seconds=backbone_seconds, head_seconds=0.002)
+        return cost.backbone_seconds(8)
+
+    assert drafted(0.004) == pytest.approx(0.004)
+    assert drafted(0.4) < 0.0042 and drafted(0.004) < 0.0042
