@@ -46,9 +46,9 @@ def adjust_logits(logits: torch.Tensor, batch: ScheduleBatch, ragged: RaggedBatc
     starts = ragged.qo_indptr.tolist()
     tokens = None
     for r, req in enumerate(batch.reqs):
-        rows = starts[r + 1] - starts[r]
-        block = logits[starts[r] : starts[r + 1]]
         if _is_penalised(req) or req.grammar is not None:
+            rows = starts[r + 1] - starts[r]
+            block = logits[starts[r] : starts[r + 1]]
             tokens = ragged.input_ids.tolist() if tokens is None else tokens
             drafts = tokens[starts[r] + 1 : starts[r] + rows]
             if _is_penalised(req):

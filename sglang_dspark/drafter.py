@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
 
+POSTPONED_STEPS = 16  # plain steps whose features may wait: 16 x 32 requests x 3 layers of 576 are 1.8 MB
+
 
 class Drafter:
     """Owns the draft model, run by an engine worker of its own over the target's KV slots."""
@@ -50,6 +52,7 @@ class Drafter:
         self.last_position = target.model_config.context_len - 1
         self.on_cpu = torch.device(self.runner.device).type == "cpu"
         self._offsets = torch.arange(self.gamma, device=self.runner.device)
+        self._postponed: list[tuple[torch.Tensor, ...]] = []  # arguments of `absorb`, oldest first
 
     def sample(self, states: torch.Tensor, step: Step, length: int, windows: np.ndarray | None = None) -> BlockDraft:
         """Draw `length` <= gamma tokens per request from the block's states [R, gamma, d], left to right.
@@ -98,6 +101,7 @@ class Drafter:
 
     def run_block(self, batch, step: Step) -> torch.Tensor:
         """Block states [R, gamma, d] of [anchor, mask x (gamma-1)] at the anchor's position and after."""
+        self.catch_up()
         ids = torch.full((step.size, self.gamma), self.config.mask_token_id, dtype=torch.int64, device=step.anchors.device)
         ids[:, 0] = step.anchors
         # Past the context's end positions only repeat: what is drafted there can never be committed.
@@ -124,5 +128,24 @@ class Drafter:
 
         Args: features [N, m*d]; positions int64 [N]; slots int64 [N] in the draft pool's own ids.
         """
+        self.catch_up()
+        self._write(features, positions, slots)
+
+    def absorb_later(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """`absorb`, but only before the draft runs or any slot may change hands: plain steps then pay once for several.
+
+        The caller says when slots may change hands (`catch_up`). The features must not be a graph's own output.
+        """
+        self._postponed.append((features, positions, slots))
+        if len(self._postponed) >= POSTPONED_STEPS:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Write what was postponed."""
+        if self._postponed:
+            parts, self._postponed = self._postponed, []
+            self._write(*map(torch.cat, zip(*parts)))
+
+    def _write(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         if features.shape[0]:
             self.model.write_context(features, positions, slots, self.runner.token_to_kv_pool)

@@ -108,6 +108,8 @@ class Speculation:
             ConfigError: settings that contradict each other or that the draft cannot serve; nothing changes then.
         """
         config = self.config.changed(changes)
+        if config.verify_mode != "off":  # which reads neither
+            config = config.changed({"cost_model": self.started.cost_model, "calibration": self.started.calibration})
         self._check(config)
         self.config = config
         for policy in self._planned.values():

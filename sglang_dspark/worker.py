@@ -113,8 +113,10 @@ class DSparkWorker(BaseSpecWorker):
         self._learn_last_step()
         windows = speculation.windows
         bounds = speculation.bounds
-        self.roster = Roster.of(batch.reqs, bounds.rule, self.model_runner.device, self._target_worker.random_seed,
-                                self.roster)
+        roster = Roster.of(batch.reqs, bounds.rule, self.model_runner.device, self._target_worker.random_seed, self.roster)
+        if roster is not self.roster:
+            self.drafter.catch_up()  # somebody left, so slots may have changed hands
+        self.roster = roster
         step = Step.begin(self.steps, batch, self.model_runner.kv_index_translator, self.gamma, bounds, self.roster)
         budget = windows.budget(step)
         meter.planned(budget)
@@ -161,8 +163,11 @@ class DSparkWorker(BaseSpecWorker):
 
     def _commit(self, step: Step, verified: RaggedBatch, target: TargetRows, committed: Committed) -> None:
         """Write the draft's KV of what was committed and has target KV: the anchor and the accepted drafts."""
-        kept = verified.row_to_column < committed.lengths[verified.row_to_request]
         slots = step.plan.write_ids(self.drafter.runner.kv_index_translator).view(step.slots.shape)
+        if verified.block_size == 0 and not target.used_graph:  # a graph's output is overwritten by the next step
+            self.drafter.absorb_later(target.features, verified.positions, slots[:, 0])
+            return
+        kept = verified.row_to_column < committed.lengths[verified.row_to_request]
         self.drafter.absorb(target.features[kept], verified.positions[kept],
                             slots[verified.row_to_request[kept], verified.row_to_column[kept]])
 

@@ -49,8 +49,9 @@ class HeadGraphs:
         """Whole blocks of requests without a seed of their own (theirs is another noise, drawn by groups)."""
         return length == self.gamma and len(anchors) <= self.tiers[-1] and AcceptRule.COUPLED not in noise.rules.groups
 
-    def draw(self, states: torch.Tensor, anchors: torch.Tensor, rows: SamplingRows,
-             noise: StepNoise) -> tuple[BlockDraft, torch.Tensor | None]:
+    def draw(
+        self, states: torch.Tensor, anchors: torch.Tensor, rows: SamplingRows, noise: StepNoise
+    ) -> tuple[BlockDraft, torch.Tensor | None]:
         """The block, and raw confidence float32 [R, gamma] (None without a head); both hold until the next call.
 
         Args: states [R, gamma, d]; anchors int64 [R]; R rows of parameters; the step's noise.
@@ -87,7 +88,9 @@ class HeadGraphs:
         rows = SamplingRows(everyone, anchors, everyone, everyone, everyone.bool(), True, True, False, False)
         return self._block(states, anchors, rows)
 
-    def _sampled(self, states: torch.Tensor, anchors: torch.Tensor, coins: torch.Tensor, **law) -> dict[str, torch.Tensor]:
+    def _sampled(
+        self, states: torch.Tensor, anchors: torch.Tensor, coins: torch.Tensor, **law
+    ) -> dict[str, torch.Tensor]:
         rows = SamplingRows(**law, all_greedy=False, any_greedy=True, any_temperature=True, any_filter=True)
         return self._block(states, anchors, rows, coins)
 
@@ -110,7 +113,9 @@ def _noise(requests: int, gamma: int, device: torch.device) -> StepNoise:
     """What `sample_block` reads of noise besides the coins, made before a capture, which allows no copies from the host."""
     nothing = torch.zeros(requests, dtype=torch.int64, device=device)
     coins = torch.zeros(requests, gamma, dtype=torch.float64, device=device)
-    return StepNoise(nothing, nothing, RequestRules.of([AcceptRule.BLOCK] * requests, device), Coins(coins, coins, coins))
+    return StepNoise(
+        nothing, nothing, RequestRules.of([AcceptRule.BLOCK] * requests, device), Coins(coins, coins, coins)
+    )
 
 
 def captured_head(model, gamma: int, states: torch.Tensor, most_requests: int) -> HeadGraphs | None:

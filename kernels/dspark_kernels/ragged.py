@@ -87,9 +87,11 @@ class RaggedBatch:
             fields = pack_triton(anchors, tokens, windows, prefix_lens, slots, tier, pad_slot)
             return cls(**fields, windows=windows.to(torch.int64), block_size=block)
         windows = windows.to(torch.int64)
-        ends = torch.cumsum(windows + 1, dim=0)
         if not windows.is_cuda:
             _check_windows(windows, block, tier)
+        if block == 0 and tier is None:
+            return cls._of_anchors(anchors, windows, prefix_lens, slots)
+        ends = torch.cumsum(windows + 1, dim=0)
         total = tier if tier is not None else int(ends[-1]) if requests else 0
         row = torch.arange(total, device=tokens.device)
         request = torch.searchsorted(ends, row, right=True)
@@ -110,6 +112,21 @@ class RaggedBatch:
             row_to_column=column,
             windows=windows,
             block_size=block,
+        )
+
+    @classmethod
+    def _of_anchors(cls, anchors, windows, prefix_lens, slots) -> RaggedBatch:
+        """A plain decoding step: one row per request, in a few operations instead of twenty."""
+        count = torch.arange(len(anchors) + 1, device=anchors.device)
+        return cls(
+            input_ids=anchors.to(torch.int64),
+            positions=prefix_lens.to(torch.int64),
+            out_slots=None if slots is None else slots[:, 0].to(torch.int64),
+            qo_indptr=count.to(torch.int32),
+            row_to_request=count[:-1],
+            row_to_column=torch.zeros_like(windows),
+            windows=windows,
+            block_size=0,
         )
 
     def row_index(self) -> torch.Tensor:

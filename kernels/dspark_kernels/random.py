@@ -118,7 +118,9 @@ def draw_coins_ahead(seeds: torch.Tensor, steps: torch.Tensor, block_size: int, 
     """
     following = steps + torch.arange(count, device=steps.device)[:, None]
     coins = draw_coins(seeds.repeat(count), following.flatten(), block_size)
-    return [Coins(*columns) for columns in zip(*(x.split(len(seeds)) for x in (coins.draft, coins.accept, coins.final)))]
+    return [
+        Coins(*columns) for columns in zip(*(x.split(len(seeds)) for x in (coins.draft, coins.accept, coins.final)))
+    ]
 
 
 def draw_coins_torch(seeds: torch.Tensor, steps: torch.Tensor, block_size: int) -> Coins:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 ASSIGN = "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func"
@@ -28,8 +29,8 @@ def assign_slots(
         req_pool_indices, start_offset, end_offset: int [batch_size]; req_to_token: [rows, columns], written in place.
         out_cache_loc: the slots of all requests, one after the other.
     """
-    counts = (end_offset - start_offset).to(torch.int64)
-    rows = torch.repeat_interleave(req_pool_indices.to(torch.int64), counts)
-    firsts = torch.cumsum(counts, 0) - counts
-    columns = torch.arange(len(rows), device=rows.device) - torch.repeat_interleave(firsts - start_offset, counts)
-    req_to_token[rows, columns] = out_cache_loc.to(req_to_token.dtype)
+    starts, ends = start_offset.numpy(), end_offset.numpy()  # numpy: each of these few operations costs less there
+    counts = (ends - starts).astype(np.int64)
+    firsts = np.cumsum(counts) - counts
+    columns = np.arange(len(out_cache_loc)) - np.repeat(firsts - starts, counts)
+    req_to_token.numpy()[np.repeat(req_pool_indices.numpy(), counts), columns] = out_cache_loc.numpy()

@@ -115,13 +115,13 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
     try:
         numbers = encode(changes)
         running = (await ranks())[0]["config"]
-        check_draft(DSparkConfig.from_dict({**running, **changes}), _draft_of(server_args))
+        check_draft(DSparkConfig.from_dict(running).changed(changes), _draft_of(server_args))
     except ConfigError as error:
         raise Refused(400, str(error)) from error
     updated = await manager.set_internal_state(SetInternalStateReq(server_args=numbers))
     if not all(updated):
         raise Refused(500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
-    return {"config": {**running, **changes}, "ranks": len(updated), "started_as": config_of(server_args).verify_mode}
+    return {"config": (await ranks())[0]["config"], "ranks": len(updated), "started_as": config_of(server_args).verify_mode}
 
 
 def refuse_other_sites(headers) -> None:

@@ -113,6 +113,14 @@ def test_switching_drops_what_the_new_mode_never_reads_and_refusals_change_nothi
     assert running.switch({"verify_mode": "off"}).verify_mode == "off" and running.bounds.high == 0
 
 
+def test_a_server_that_was_switched_off_comes_back_as_it_was_started(measured, tmp_path):
+    """Catches a status that speaks of online calibration on a server that was started without."""
+    running = speculation(tmp_path, calibration="off", cost_model="measure")
+    assert running.switch({"verify_mode": "off"}).calibration == "online", "off reads none, and a check refuses others"
+    back = running.switch({"verify_mode": "compact"})
+    assert (back.calibration, back.cost_model) == ("off", "measure")
+
+
 def test_a_checkpoints_digest_moves_with_its_weights_and_its_config(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(300_000))

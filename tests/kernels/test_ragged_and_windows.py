@@ -97,6 +97,16 @@ def test_without_a_tier_nothing_is_padded_and_without_slots_there_are_none():
     assert batch.rows == 5 and batch.out_slots is None and batch.scatter(torch.ones(5, 2)).shape == (2, 4, 2)
 
 
+def test_a_plain_step_is_packed_as_any_other_only_quicker():
+    anchors, prefix, slots = torch.tensor([11, 12, 13]), torch.tensor([5, 6, 9]), torch.tensor([[40], [41], [42]])
+    nothing, closed = torch.empty(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)
+    quick = RaggedBatch.pack(anchors, nothing, closed, prefix, slots)
+    general = RaggedBatch.pack(anchors, nothing, closed, prefix, slots, tier=3)
+    for name, value in vars(general).items():
+        mine = getattr(quick, name)
+        assert mine == value if name == "block_size" else torch.equal(mine, value) and mine.dtype == value.dtype, name
+
+
 def test_what_does_not_fit_is_refused():
     anchors, tokens, prefix = torch.tensor([1, 2]), torch.zeros(2, 3, dtype=torch.int64), torch.tensor([5, 6])
     with pytest.raises(ValueError, match="7 rows do not fit a tier of 6"):

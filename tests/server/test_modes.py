@@ -72,6 +72,15 @@ def test_a_setting_that_cannot_be_is_a_400_that_names_it_and_changes_nothing(dsp
     assert dspark.get("/dspark/status")["ranks"][0]["config"] == before
 
 
+def test_a_mode_is_switched_by_its_name_alone_whatever_settings_the_last_one_had(dspark):
+    """Catches a route that checks the new mode together with settings of the old one, which the switch itself drops."""
+    dspark.configure(verify_mode="compact", window_policy="causal", min_window=1, max_step_ms=500)
+    for mode in ("static", "off", "compact"):
+        answer = dspark.post("/dspark/config", {"verify_mode": mode})
+        assert answer["config"]["verify_mode"] == mode and answer["config"]["window_policy"] is None
+        assert answer["config"] == dspark.get("/dspark/status")["ranks"][0]["config"]
+
+
 @pytest.mark.parametrize(("settings", "word"), [
     ({"enabled": "no"}, "enabled"), ({"windows": 2}, "windows"), ({"min_window": 3, "max_window": 1}, "min_window"),
     ({"max_window": -1}, "max_window"), (7, "dspark")])

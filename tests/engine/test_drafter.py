@@ -1,0 +1,77 @@
+"""When the draft's keys and values are written: plain steps may put it off, and nobody may ever see that they did.
+
+Bug class: a block that is drafted before the last plain steps' tokens have keys, or postponed keys that land in a slot
+which a new request has filled meanwhile. Text stays right (drafts are verified), acceptance silently falls.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_dspark.drafter import POSTPONED_STEPS, Drafter
+
+SLOTS = 12
+SOME = st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=4, unique=True)
+EVENTS = st.lists(st.tuples(st.sampled_from(["plain", "plain", "plain", "written", "draft"]), SOME), min_size=1, max_size=60)
+
+
+class Stored:
+    """A draft model that remembers which feature each slot holds, and a runner whose forward looks at them."""
+
+    def __init__(self) -> None:
+        self.slots = torch.zeros(SLOTS)
+        self.writes = 0
+
+    def write_context(self, features, positions, slots, pool) -> None:
+        assert len(set(slots.tolist())) == len(slots), "one write may hold a slot once: their order is not defined"
+        self.slots[slots] = features[:, 0]
+        self.writes += 1
+
+
+def drafter(model: Stored) -> Drafter:
+    bare = Drafter.__new__(Drafter)
+    bare.model, bare.runner, bare._postponed = model, SimpleNamespace(token_to_kv_pool=None), []
+    return bare
+
+
+@settings(max_examples=200, deadline=None)
+@given(EVENTS)
+def test_whoever_reads_or_writes_the_slots_finds_what_was_postponed(events):
+    model, held, waiting = Stored(), torch.zeros(SLOTS), set()
+    draft = drafter(model)
+    for count, (event, slots) in enumerate(events, 1):
+        if event == "draft":
+            with pytest.raises(AttributeError):  # nothing else of a drafter is here: it stops behind the writes
+                draft.run_block(None, None)
+            waiting = set()
+            assert torch.equal(model.slots, held)
+            continue
+        rows = torch.tensor(slots)
+        if event == "plain":
+            if waiting & set(slots):
+                draft.catch_up()  # as the worker does where slots may have changed hands
+                waiting = set()
+            draft.absorb_later(torch.full((len(rows), 1), float(count)), rows, rows)
+            waiting |= set(slots)
+        else:
+            draft.absorb(torch.full((len(rows), 1), float(count)), rows, rows)
+            waiting = set()
+        held[rows] = float(count)
+    draft.catch_up()
+    assert torch.equal(model.slots, held)
+
+
+def test_what_waits_is_bounded():
+    model = Stored()
+    draft = drafter(model)
+    for step in range(3 * POSTPONED_STEPS):
+        rows = torch.tensor([step % SLOTS])
+        if step % SLOTS == 0:
+            draft.catch_up()
+        draft.absorb_later(torch.ones(1, 1), rows, rows)
+        assert len(draft._postponed) < POSTPONED_STEPS
