@@ -14,41 +14,45 @@ _REFUTED = 1.5  # a backbone so many times quicker than believed is believed at 
 class ServerCost:
     """A CostModel (dspark_scheduler) for the batch at hand.
 
-    A drafting step pays the backbone once per request, whatever is drafted; `draft_seconds` of the scheduler's model
-    speaks of drafted slots only. `requests` is set before every plan, and the backbone's seconds are added to any draft.
+    A drafting step pays for the block's forward, whatever is drawn from it; `draft_seconds` of the scheduler's model
+    speaks of drawn slots only. `requests` is set before every plan, and the block's seconds are added to any draft.
 
     Args:
         model: target and head costs; an OnlineCostModel learns, an AdditiveCostModel stays as it is.
-        backbone: (requests, seconds) probes of the draft's block forward and of writing its context.
+        block: (rows, seconds) probes of the draft's forward over its blocks' rows and of writing its context.
+        gamma: rows of a whole block.
+        short: whether a block is run no longer than the longest window that may be verified.
     """
 
-    def __init__(self, model: OnlineCostModel | AdditiveCostModel, backbone: tuple) -> None:
+    def __init__(self, model: OnlineCostModel | AdditiveCostModel, block: tuple, gamma: int, short: bool) -> None:
         self.model = model
-        self.backbone = backbone
+        self.block, self.gamma, self.short = block, gamma, short
         self.requests = 1
         self._ratio = 1.0
-        self._table: dict[int, float] = {}  # `backbone` at the numbers of requests that were asked for
+        self._table: dict[int, float] = {}  # `block` at the numbers of rows that were asked for
 
     def step_seconds(self, requests, tokens, context=0):
         """Seconds of the target's part of a step (see `AdditiveCostModel.step_seconds`)."""
         return self.model.step_seconds(requests, tokens, context)
 
-    def draft_seconds(self, slots):
-        """Seconds of drafting `slots` tokens for the batch at hand, the backbone included."""
-        return self.model.draft_seconds(slots) + self.backbone_seconds(self.requests)
+    def draft_seconds(self, slots, length=None):
+        """Seconds of drafting `slots` tokens from blocks of `length` for the batch at hand, the blocks included."""
+        return self.model.draft_seconds(slots) + self.backbone_seconds(self.requests, length)
 
-    def backbone_seconds(self, requests: int) -> float:
-        if requests not in self._table:
-            self._table[requests] = float(table_at(self.backbone, requests))
-        return self._table[requests] * self._ratio
+    def backbone_seconds(self, requests: int, length: int | None = None) -> float:
+        """Seconds of one forward over the blocks of `requests` requests, `length` drafts each (None: whole blocks)."""
+        rows = requests * (length if self.short and length else self.gamma)
+        if rows not in self._table:
+            self._table[rows] = float(table_at(self.block, rows))
+        return self._table[rows] * self._ratio
 
-    def observe(self, *, requests: int, rows: int, context: float, seconds: float, slots: int,
+    def observe(self, *, requests: int, rows: int, context: float, seconds: float, slots: int, length: int,
                 backbone_seconds: float, head_seconds: float) -> None:
-        """Learn from one step; `seconds` is the whole of it, `slots` 0 for a step that did not draft."""
+        """Learn from one step; `seconds` is the whole of it, `slots` and `length` 0 for a step that did not draft."""
         if not isinstance(self.model, OnlineCostModel):
             return
         if slots:
-            measured = backbone_seconds * self._ratio / max(self.backbone_seconds(requests), 1e-9)
+            measured = backbone_seconds * self._ratio / max(self.backbone_seconds(requests, length), 1e-9)
             if measured < self._ratio / _REFUTED:  # nothing but the machine itself makes a step this quick
                 self._ratio = measured
             # A stalled step must not move the ratio far: one step counts for at most twice what is expected.
@@ -57,15 +61,17 @@ class ServerCost:
                            draft_seconds=head_seconds if slots else None)
 
     def to_dict(self) -> dict:
-        """JSON types: the model in use now, and the backbone as measured now."""
+        """JSON types: the model in use now, and the block as measured now."""
         model = self.model.model if isinstance(self.model, OnlineCostModel) else self.model
-        probes, seconds = self.backbone
-        return {"model": model.to_dict(), "backbone": [list(map(float, probes)), [float(s) * self._ratio for s in seconds]]}
+        probes, seconds = self.block
+        return {"model": model.to_dict(), "block": [list(map(float, probes)), [float(s) * self._ratio for s in seconds]],
+                "gamma": self.gamma, "short": self.short}
 
     @classmethod
     def from_dict(cls, body: dict, *, learn: bool) -> ServerCost:
         """Raises ValueError for anything that `to_dict` would not write."""
-        if set(body) != {"model", "backbone"}:
+        if set(body) != {"model", "block", "gamma", "short"}:
             raise ValueError(f"not a server cost: keys {sorted(body)}")
         model = AdditiveCostModel.from_dict(body["model"])
-        return cls(OnlineCostModel(model) if learn else model, tuple(np.asarray(x, np.float64) for x in body["backbone"]))
+        block = tuple(np.asarray(x, np.float64) for x in body["block"])
+        return cls(OnlineCostModel(model) if learn else model, block, int(body["gamma"]), bool(body["short"]))

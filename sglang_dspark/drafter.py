@@ -51,11 +51,14 @@ class Drafter:
         self.head_graphs: HeadGraphs | None = None
         self.last_position = target.model_config.context_len - 1
         self.on_cpu = torch.device(self.runner.device).type == "cpu"
+        # A slot's state hardly depends on the masks behind it (docs/scheduling.md), so a CPU leaves out those that nobody
+        # may verify. On an accelerator a few rows more cost nothing, and published drafts were measured with whole blocks.
+        self.short_blocks = self.on_cpu
         self._offsets = torch.arange(self.gamma, device=self.runner.device)
         self._postponed: list[tuple[torch.Tensor, ...]] = []  # arguments of `absorb`, oldest first
 
     def sample(self, states: torch.Tensor, step: Step, length: int, windows: np.ndarray | None = None) -> BlockDraft:
-        """Draw `length` <= gamma tokens per request from the block's states [R, gamma, d], left to right.
+        """Draw `length` <= gamma tokens per request from the block's states [R, n >= length, d], left to right.
 
         With `windows` [R] only the slots inside them are drawn; the others hold token 0 and are never verified.
         """
@@ -95,33 +98,35 @@ class Drafter:
         return replace(block, tokens=self.ranks.tensor(block.tokens), columns=self.ranks.tensor(block.columns))
 
     def hidden_confidence(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [R, gamma] from the block's states alone: known before any token is drawn."""
+        """Logits float32 [R, n] from the block's states [R, n, d] alone: known before any token is drawn."""
         head = self.model.hidden_confidence_head or self.model.confidence_head
         return head(states)
 
-    def run_block(self, batch, step: Step) -> torch.Tensor:
-        """Block states [R, gamma, d] of [anchor, mask x (gamma-1)] at the anchor's position and after."""
+    def run_block(self, batch, step: Step, length: int) -> torch.Tensor:
+        """Block states [R, n, d] of [anchor, mask x (n-1)] at the anchor's position and after, of which `length` are
+        wanted: n is `length` where blocks may be short, else gamma."""
         self.catch_up()
-        ids = torch.full((step.size, self.gamma), self.config.mask_token_id, dtype=torch.int64, device=step.anchors.device)
+        length = length if self.short_blocks else self.gamma
+        ids = torch.full((step.size, length), self.config.mask_token_id, dtype=torch.int64, device=step.anchors.device)
         ids[:, 0] = step.anchors
         # Past the context's end positions only repeat: what is drafted there can never be committed.
-        positions = (step.prefix_lens.unsqueeze(1) + self._offsets).clamp_(max=self.last_position)
+        positions = (step.prefix_lens.unsqueeze(1) + self._offsets[:length]).clamp_(max=self.last_position)
         host_lens = step.prefix_lens_host
         if not self.on_cpu:  # the engine's backends count the rows into the host's lengths
-            host_lens = host_lens + self.gamma
+            host_lens = host_lens + length
         forward = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY, batch_size=step.size, input_ids=ids.flatten(),
             req_pool_indices=batch.req_pool_indices, seq_lens=step.prefix_lens, out_cache_loc=None,
             seq_lens_sum=int(host_lens.sum()), seq_lens_cpu=host_lens,
             positions=positions.flatten(), spec_algorithm=batch.spec_algorithm,
             spec_info=BlockVerifyInput(
-                draft_token=ids.flatten(), positions=positions.flatten(), draft_token_num=self.gamma,
-                capture_hidden_mode=CaptureHiddenMode.NULL, rows_per_request=[self.gamma] * step.size, causal=False),
+                draft_token=ids.flatten(), positions=positions.flatten(), draft_token_num=length,
+                capture_hidden_mode=CaptureHiddenMode.NULL, rows_per_request=[length] * step.size, causal=False),
             capture_hidden_mode=CaptureHiddenMode.NULL, global_num_token_non_padded_cpu=ids.numel(),
         )
-        step.plan.bind(forward, self.runner.kv_index_translator, cols=slice(0, self.gamma))
+        step.plan.bind(forward, self.runner.kv_index_translator, cols=slice(0, length))
         hidden = self.runner.forward(forward).logits_output.hidden_states
-        return hidden.view(step.size, self.gamma, -1)
+        return hidden.view(step.size, length, -1)
 
     def absorb(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """Write the draft's KV of committed tokens from the target's features of them.

@@ -125,9 +125,10 @@ class Meter:
             self._calibrate(step, drafted.logits, committed, reached, hits, speculation.calibration)
         slots = 0 if drafted is None else max(
             1, int(k * step.size if speculation.windows.drafting == "depth" else windows.sum()))
-        self._predict(step, verified.rows, slots, speculation.cost)
+        length = self._budget.draft_length
+        self._predict(step, verified.rows, slots, length, speculation.cost)
         self._end = time.perf_counter()
-        self._keep(step, verified.rows, slots)
+        self._keep(step, verified.rows, slots, length)
         self.last = {"requests": step.size, "context": step.context, "rows": verified.rows, "drafted": slots,
                      "budget": self._budget.tokens, "verified": int(windows.sum()), "committed": int(lengths.sum()),
                      "predicted_seconds": self._predicted}
@@ -174,18 +175,18 @@ class Meter:
         t.outcome_at[:width] += (labels * reached).sum(0)
         calibration.observe(logits, step.greedy, labels, reached)
 
-    def _predict(self, step: Step, rows: int, slots: int, cost) -> None:
+    def _predict(self, step: Step, rows: int, slots: int, length: int, cost) -> None:
         """The seconds that the cost model gives the step that ran, whatever the plan was; 0 without a cost model."""
         self._predicted = 0.0
         if cost is not None:
-            draft = cost.model.draft_seconds(slots) + cost.backbone_seconds(step.size) if slots else 0.0
+            draft = cost.model.draft_seconds(slots) + cost.backbone_seconds(step.size, length) if slots else 0.0
             self._predicted = float(cost.step_seconds(step.size, rows, step.context) + draft)
 
-    def _keep(self, step: Step, rows: int, slots: int) -> None:
+    def _keep(self, step: Step, rows: int, slots: int, length: int) -> None:
         parts = self._parts
         host = self._end - self._begin - sum(parts.values())
         for name, seconds in (*parts.items(), ("host", host)):
             self.totals.seconds[name] += seconds
         self._pending = {"started": self._begin, "requests": step.size, "rows": rows, "context": step.context,
-                         "slots": slots, "backbone_seconds": parts.get("backbone", 0.0),
+                         "slots": slots, "length": length, "backbone_seconds": parts.get("backbone", 0.0),
                          "head_seconds": parts.get("draft", 0.0)}

@@ -38,14 +38,18 @@ def measure(drafter: Drafter, verifier: Verifier, *, seconds: float = 10.0, max_
     points = sorted(set(points))
     started = time.perf_counter()
     target = _quickest({p: (lambda p=p: run_target(verifier, *p)) for p in points}, started, 0.7 * seconds)
-    backbone = _quickest({r: (lambda r=r: run_backbone(drafter, r)) for r in sizes}, started, 0.85 * seconds)
+    lengths = (1, gamma) if drafter.short_blocks and gamma > 1 else (gamma,)
+    shapes = {r * length: (r, length) for length in lengths for r in sizes}  # of two shapes of equal rows the longer block
+    block = _quickest({n: (lambda s=shape: run_backbone(drafter, *s)) for n, shape in sorted(shapes.items())}, started,
+                      0.85 * seconds)
     slots = sorted({(r, k) for r in sizes for k in {1, (gamma + 1) // 2, gamma}})
     head = _quickest({p: (lambda p=p: run_head(drafter, *p)) for p in slots}, started, seconds)
     model = fit(target, head, CONTEXT, verifier.tiers)
-    logger.info("measured the step's cost with %d probes in %.1f s", len(target) + len(backbone) + len(head),
+    logger.info("measured the step's cost with %d probes in %.1f s", len(target) + len(block) + len(head),
                 time.perf_counter() - started)
-    probes = sorted(backbone)
-    return {"model": model.to_dict(), "backbone": [[float(r) for r in probes], [float(backbone[r]) for r in probes]]}
+    probes = sorted(block)
+    return {"model": model.to_dict(), "block": [[float(n) for n in probes], [float(block[n]) for n in probes]],
+            "gamma": gamma, "short": drafter.short_blocks}
 
 
 def fit(target: dict[tuple[int, int], float], head: dict[tuple[int, int], float], context: int,
@@ -115,10 +119,10 @@ def run_target(verifier: Verifier, requests: int, rows: int) -> None:
     _forward(runner, counts, positions, verifier.width, CaptureHiddenMode.FULL, causal=True, layout=layout)
 
 
-def run_backbone(drafter: Drafter, requests: int) -> None:
-    """The draft's block forward, and the context of one committed token per request."""
-    positions = (CONTEXT + torch.arange(drafter.gamma, device=drafter.runner.device)).repeat(requests)
-    _forward(drafter.runner, [drafter.gamma] * requests, positions, drafter.gamma, CaptureHiddenMode.NULL, causal=False)
+def run_backbone(drafter: Drafter, requests: int, length: int) -> None:
+    """The draft's forward over blocks of `length`, and the context of one committed token per request."""
+    positions = (CONTEXT + torch.arange(length, device=drafter.runner.device)).repeat(requests)
+    _forward(drafter.runner, [length] * requests, positions, length, CaptureHiddenMode.NULL, causal=False)
     width = drafter.config.hidden_size * len(drafter.config.target_layer_ids)
     features = torch.ones(requests, width, dtype=drafter.model.fc.weight.dtype, device=drafter.runner.device)
     drafter.absorb(features, positions[:requests], torch.zeros_like(positions[:requests]))

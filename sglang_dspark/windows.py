@@ -136,7 +136,8 @@ class AheadWindows(PlannedWindows):
         high = np.minimum(step.high, budget.draft_length)
         low = np.minimum(np.maximum(step.low, self.planner.probe_window), high)  # a probe is one for every request
         plan = plan_budget(evidence, self.cost, min_window=low, max_window=high, context=step.context,
-                           max_step_seconds=self.planner.max_step_seconds, drafting="windows", allow_skip=False)
+                           max_step_seconds=self.planner.max_step_seconds, drafting="windows",
+                           block=budget.draft_length, allow_skip=False)
         windows = self.drafter.ranks.numbers(
             allocate_windows(evidence.values, plan.tokens, min_window=low, max_window=high))
         block = self.drafter.sample(states, step, int(windows.max()), windows)

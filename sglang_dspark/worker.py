@@ -122,7 +122,7 @@ class DSparkWorker(BaseSpecWorker):
         meter.planned(budget)
         drafted = None
         if not budget.skip_draft:
-            states = self.drafter.run_block(batch, step)
+            states = self.drafter.run_block(batch, step, budget.draft_length)
             meter.mark("backbone")
             drafted = windows.draft(step, states, budget)
         meter.mark("draft")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -45,6 +47,7 @@ def best_budget(
     max_step_seconds: float | None = None,
     context: float = 0,
     drafting: str = "block",
+    block: int | None = None,
     allow_skip: bool = True,
 ) -> Budget:
     """The K that maximises expected committed tokens per second, over all K (paper §5.2: Algorithm 1 without `break`).
@@ -64,7 +67,8 @@ def best_budget(
         max_step_seconds: longest step (an inter-token latency goal). If all are longer, the cheapest tier, filled.
         context: tokens of context of all requests together, for the cost model.
         drafting: what the draft computes. "block": R·γ slots. "depth": R·d slots, d the longest window allowed, which
-            is then optimised together with K. "windows": exactly the K slots that will be verified.
+            is then optimised together with K. "windows": exactly the K slots that will be verified, d optimised too.
+        block: the block has been run with this length already, so that d is no longer open; None: it has not.
         allow_skip: whether the answer may be to skip drafting, where plain decoding commits as many tokens per second.
 
     Raises:
@@ -77,14 +81,15 @@ def best_budget(
     least = 0 if low is None else int(low.max())
     deepest = gamma if high is None else int(high.max())
     limit = np.inf if max_step_seconds is None else max_step_seconds
-    lengths = range(max(least, 1), deepest + 1) if drafting == "depth" else [deepest]
+    lengths = [deepest] if drafting == "block" or block is not None else range(max(least, 1), deepest + 1)
     best, best_rate = None, -np.inf
     for length in lengths:
         if length == 0:  # nobody may be verified
             continue
         slots = requests * (length if drafting == "depth" else gamma)
+        draft = partial(cost.draft_seconds, length=gamma if drafting == "block" else block or length)
         choice = _best_at_length(
-            values, cost, low, high, length, context, limit, None if drafting == "windows" else slots
+            values, cost, draft, low, high, length, context, limit, None if drafting == "windows" else slots
         )
         if choice.step_seconds <= limit and choice.expected_tokens / choice.step_seconds > best_rate:
             best, best_rate = choice, choice.expected_tokens / choice.step_seconds
@@ -106,6 +111,7 @@ def _check_question(values: np.ndarray, drafting: str) -> None:
 def _best_at_length(
     values: np.ndarray,
     cost: CostModel,
+    draft: Callable,
     low: np.ndarray | None,
     high: np.ndarray | None,
     length: int,
@@ -113,12 +119,13 @@ def _best_at_length(
     limit: float,
     slots: int | None,
 ) -> Budget:
-    """The best K when no window is longer than `length` and the draft computes `slots` slots (None: as many as K)."""
+    """The best K when no window is longer than `length` and the draft computes `slots` slots (None: as many as K), which
+    takes `draft(slots)` seconds."""
     requests = values.shape[-2]
     base, floor, ladder = _candidates(values, low, high, length)
     least = requests + floor  # rows of the smallest step; K counts from there
     seconds = cost.step_seconds(requests, range(least, least + len(ladder)), context)
-    seconds = seconds + cost.draft_seconds(np.arange(floor, floor + len(ladder)) if slots is None else slots)
+    seconds = seconds + draft(np.arange(floor, floor + len(ladder)) if slots is None else slots)
     # Neighbours that cost the same form a tier. Its last K commits most, so only the last ones are compared.
     starts = np.empty(len(ladder) + 1, bool)
     starts[0] = starts[-1] = True

@@ -24,8 +24,11 @@ class CostModel(Protocol):
         A planner asks for a range of `tokens`, all its choices at once.
         """
 
-    def draft_seconds(self, slots: int | np.ndarray) -> float | np.ndarray:
-        """Seconds of the draft's part when it computes `slots` drafted slots; 0 for no slots."""
+    def draft_seconds(self, slots: int | np.ndarray, length: int | None = None) -> float | np.ndarray:
+        """Seconds of the draft's part when it computes `slots` drafted slots; 0 for no slots.
+
+        `length` is that of the block behind them (None: whole), for a model that knows what a block costs by itself.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +93,8 @@ class AdditiveCostModel:
         alpha = self._once("alpha", requests) if isinstance(requests, int) else table_at(self.alpha, requests)
         return theta + (self.t0 + alpha + self.context * context)
 
-    def draft_seconds(self, slots: int | np.ndarray) -> float | np.ndarray:
-        """Seconds of drafting `slots` slots (0 for none), scalar or array."""
+    def draft_seconds(self, slots: int | np.ndarray, length: int | None = None) -> float | np.ndarray:
+        """Seconds of drafting `slots` slots (0 for none), scalar or array; the block's length makes no difference."""
         if self.draft is None:
             return 0.0
         if isinstance(slots, int):

@@ -84,9 +84,9 @@ class OnlineCostModel:
         """As `AdditiveCostModel.step_seconds`, with what was learned so far."""
         return self.model.step_seconds(requests, tokens, context)
 
-    def draft_seconds(self, slots):
+    def draft_seconds(self, slots, length=None):
         """As `AdditiveCostModel.draft_seconds`, with what was learned so far."""
-        return self.model.draft_seconds(slots)
+        return self.model.draft_seconds(slots, length)
 
     def observe(
         self,

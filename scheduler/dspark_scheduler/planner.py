@@ -200,7 +200,7 @@ class Planner:
         if self.max_step_seconds is None:
             return True
         seconds = self.cost.step_seconds(requests, requests * (1 + window), context) + self.cost.draft_seconds(
-            requests * window
+            requests * window, window
         )
         return bool(seconds <= self.max_step_seconds)
 

@@ -107,7 +107,7 @@ def cost_of(cost, meter, survival: np.ndarray) -> dict | None:
     requests = last.get("requests", 1)
     context = last.get("context", 0) / requests
     return {
-        "tables": {**body["model"], "backbone": body["backbone"]},
+        "tables": {**body["model"], "block": body["block"]},
         "typical_error": getattr(cost.model, "typical_error", None),
         "curve": curve(cost, requests, context, gamma),
         "recent": [[r, m, round(s, 6), round(p, 6)] for r, m, s, p in meter.history.recent],
@@ -137,7 +137,8 @@ def forecast(cost, requests: int, context: float, survival: np.ndarray) -> dict:
     windows = np.arange(gamma + 1)
     tokens = requests * (1 + np.concatenate([[0], np.cumsum(np.nan_to_num(survival))]))
     slots = requests * windows
-    draft = np.where(windows > 0, cost.model.draft_seconds(slots) + cost.backbone_seconds(requests), 0.0)
+    blocks = np.array([cost.backbone_seconds(requests, int(w)) for w in windows])
+    draft = np.where(windows > 0, cost.model.draft_seconds(slots) + blocks, 0.0)
     seconds = cost.step_seconds(requests, requests + slots, context * requests) + draft
     rate = tokens / np.maximum(seconds, 1e-9)
     return {"requests": requests, "tokens_per_second": _numbers(rate), "seconds": _numbers(seconds),

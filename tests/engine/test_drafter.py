@@ -47,7 +47,7 @@ def test_whoever_reads_or_writes_the_slots_finds_what_was_postponed(events):
     for count, (event, slots) in enumerate(events, 1):
         if event == "draft":
             with pytest.raises(AttributeError):  # nothing else of a drafter is here: it stops behind the writes
-                draft.run_block(None, None)
+                draft.run_block(None, None, 1)
             waiting = set()
             assert torch.equal(model.slots, held)
             continue

@@ -23,7 +23,8 @@ from sglang_dspark.runtime import COST_KIND, Speculation, checkpoint_digest
 GAMMA = 4
 PRINT = Fingerprint("target", "draft", GAMMA, "cpu", "float32", 1, "sglang 0.5.23")
 BODY = {"model": {"t0": 0.03, "alpha": [[1, 8], [0, 0.01]], "theta": [[1, 40], [0, 0.05]], "tiers": [], "context": 0.0,
-                  "draft": [[1, 32], [0.001, 0.004]]}, "backbone": [[1, 8], [0.002, 0.004]]}
+                  "draft": [[1, 32], [0.001, 0.004]]}, "block": [[4, 32], [0.002, 0.004]],
+        "gamma": GAMMA, "short": True}
 
 
 @pytest.fixture()
@@ -144,12 +145,12 @@ def test_a_delayed_probe_costs_no_more_than_a_larger_one_that_was_not():
 
 def test_a_backbone_measured_beside_a_busy_neighbour_is_mended_by_one_probe_and_not_spoiled_by_one_stall():
     """Catches a slow average: while plain decoding seems better only rare probes draft, and they took an hour to mend it."""
-    cost = ServerCost.from_dict({**BODY, "backbone": [[1, 8], [0.08, 0.16]]}, learn=True)
+    cost = ServerCost.from_dict({**BODY, "block": [[4, 32], [0.08, 0.16]]}, learn=True)
 
     def drafted(backbone_seconds: float) -> float:
-        cost.observe(requests=8, rows=16, context=900, seconds=0.05 + backbone_seconds, slots=16,
+        cost.observe(requests=8, rows=16, context=900, seconds=0.05 + backbone_seconds, slots=16, length=2,
                      backbone_seconds=backbone_seconds, head_seconds=0.002)
-        return cost.backbone_seconds(8)
+        return cost.backbone_seconds(8, 2)
 
     assert drafted(0.004) == pytest.approx(0.004)
     assert drafted(0.4) < 0.0042 and drafted(0.004) < 0.0042

@@ -19,14 +19,26 @@ from .test_survival_and_windows import matrices, oracle
 quick = settings(max_examples=120, deadline=None)
 
 
+class BlocksPaid:
+    """A cost model whose draft pays for its block by length, whatever is drawn from it, as a server's does."""
+
+    def __init__(self, model: AdditiveCostModel, price: float) -> None:
+        self.step_seconds, self.model, self.price = model.step_seconds, model, price
+
+    def draft_seconds(self, slots, length=None):
+        return self.model.draft_seconds(slots) + self.price * length
+
+
 @st.composite
 def costs(draw):
-    """Cost models with jumps, tiers or neither, with and without a draft."""
+    """Cost models with jumps, tiers or neither, with and without a draft, whose blocks may have a price."""
     rises = draw(st.lists(st.sampled_from([0.0, 0.05, 0.3, 1.0]), min_size=7, max_size=7))
     theta = ([1, 2, 4, 7, 11, 16, 26], np.cumsum(rises))
     tiers = draw(st.sampled_from([(), (2, 5, 9, 14, 30), (8, 16)]))
     draft = draw(st.sampled_from([None, ([1, 10], [0.05, 0.2]), ([1], [0.6])]))
-    return AdditiveCostModel(1.0, ([1, 5], [0.0, 0.2]), theta, tiers, 0.001, draft)
+    model = AdditiveCostModel(1.0, ([1, 5], [0.0, 0.2]), theta, tiers, 0.001, draft)
+    price = draw(st.sampled_from([0.0, 0.02, 0.2]))
+    return BlocksPaid(model, price) if price else model
 
 
 def brute_force(values, cost, low, high, context, drafting, limit):
@@ -34,7 +46,7 @@ def brute_force(values, cost, low, high, context, drafting, limit):
     requests, gamma = values.shape
     found = {}
     for length in range(1, gamma + 1):
-        if drafting != "depth" and length < gamma:
+        if drafting == "block" and length < gamma:
             continue
         for budget in range(requests * gamma + 1):
             windows = oracle(values, budget, low, np.minimum(high, length))
@@ -42,7 +54,8 @@ def brute_force(values, cost, low, high, context, drafting, limit):
                 continue
             tokens = requests + sum(float(values[r, j]) for r in range(requests) for j in range(windows[r]))
             slots = {"block": requests * gamma, "depth": requests * length, "windows": budget}[drafting]
-            seconds = float(cost.step_seconds(requests, requests + budget, context)) + float(cost.draft_seconds(slots))
+            seconds = float(cost.step_seconds(requests, requests + budget, context))
+            seconds += float(cost.draft_seconds(slots, length))
             if limit is None or seconds <= limit:
                 found[length, budget] = tokens / seconds
     return found
@@ -68,7 +81,7 @@ def test_no_choice_commits_more_tokens_per_second(confidence, cost, drafting, da
         values, cost, min_window=low, max_window=high, max_step_seconds=limit, context=context, drafting=drafting
     )
     choices = brute_force(values, cost, low_used, np.broadcast_to(high, requests), context, drafting, limit)
-    if drafting == "depth":  # the least length keeps every minimum
+    if drafting != "block":  # the least length keeps every minimum
         choices = {key: rate for key, rate in choices.items() if key[0] >= np.max(low_used)}
     if np.max(high) == 0:
         choices = {}
@@ -172,3 +185,15 @@ def test_empty_batches_and_unknown_drafting_are_refused():
         best_budget(np.empty((0, 3)), cost)
     with pytest.raises(ValueError, match="drafting 'all'"):
         best_budget(np.array([[0.5]]), cost, drafting="all")
+
+
+def test_a_block_that_has_run_is_paid_for_and_its_length_no_longer_chosen():
+    """Catches a plan after the draft that still weighs shorter blocks, or leaves out what the block cost."""
+    values, cost = (
+        np.array([[0.9, 0.1, 0.09]]),
+        BlocksPaid(AdditiveCostModel(1.0, ([1], [0.0]), ([1, 9], [0.0, 0.1])), 0.2),
+    )
+    open_, run = best_budget(values, cost, drafting="windows"), best_budget(values, cost, drafting="windows", block=3)
+    assert (open_.draft_length, open_.tokens) == (1, 1)
+    assert (run.draft_length, run.tokens) == (3, 3)
+    assert run.step_seconds == pytest.approx(1.0 + 3 * 0.0125 + 3 * 0.2)

@@ -31,7 +31,7 @@ class Cost:
     def step_seconds(self, requests, tokens, context):
         return 0.001 * tokens
 
-    def backbone_seconds(self, requests):
+    def backbone_seconds(self, requests, length):
         return 0.01
 
 
@@ -64,7 +64,7 @@ def one_step(meter: Meter, windows: list[int], lengths: list[int], owner, *, dra
     committed = SimpleNamespace(lengths=torch.tensor(lengths), acceptance=torch.full((len(windows), drafts), torch.nan))
     drafted = SimpleNamespace(logits=np.zeros((len(windows), drafts)) if confident else None)
     meter.begin()
-    meter.planned(SimpleNamespace(tokens=sum(windows), step_seconds=0.0))
+    meter.planned(SimpleNamespace(tokens=sum(windows), step_seconds=0.0, draft_length=drafts))
     for part in ("backbone", "draft", "verify"):
         meter.mark(part)
     meter.end(step, drafted if drafts else None, ragged, ragged, committed, owner)
@@ -94,7 +94,7 @@ def test_whole_blocks_are_counted_as_rows_where_they_are_verified_but_judged_by_
     step = SimpleNamespace(size=2, context=20, greedy=np.zeros(2, bool))
     committed = SimpleNamespace(lengths=torch.tensor([2, 1]), acceptance=torch.full((2, 3), torch.nan))
     meter.begin()
-    meter.planned(SimpleNamespace(tokens=1))
+    meter.planned(SimpleNamespace(tokens=1, draft_length=3))
     meter.end(step, SimpleNamespace(logits=None), judged, verified, committed, owner)
     assert (meter.totals.rows, meter.totals.padding, meter.totals.verified) == (9, 1, 1)
 
