@@ -82,13 +82,12 @@ class Pair:
     control: object
     ours: object
 
-    def let_run(self, one: object) -> None:
+    def let_run(self, *running: object) -> None:
         for server in (self.control, self.ours):
-            os.killpg(server.process.pid, signal.SIGCONT if server is one else signal.SIGSTOP)
+            os.killpg(server.process.pid, signal.SIGCONT if server in running else signal.SIGSTOP)
 
     def close(self) -> None:
-        for server in (self.control, self.ours):
-            os.killpg(server.process.pid, signal.SIGCONT)
+        self.let_run(self.control, self.ours)
         for server in (self.control, self.ours):
             server.stop()
 
@@ -134,8 +133,7 @@ async def cell(pair: Pair, concurrency: int, temperature: float, options) -> lis
             for arm in [CONTROL, *arms[:half], CONTROL, *arms[half:]]:
                 cycle.setdefault(arm, []).append(await slice_of(pair, loads, arm, options, concurrency))
             cycles.append(cycle)
-        for server in (pair.control, pair.ours):
-            os.killpg(server.process.pid, signal.SIGCONT)
+        pair.let_run(pair.control, pair.ours)
         for load in loads.values():
             await load.end()
     await asyncio.sleep(2)  # the servers notice that their clients have gone
@@ -148,13 +146,14 @@ def ratios(cycles: list[dict]) -> dict[str, dict]:
     for arm in cycles[0]:
         if arm == CONTROL:
             logs = [math.log(c[arm][0]["rate"] / c[arm][1]["rate"]) for c in cycles]
-            table[arm] = {"rate": statistics.mean(s["rate"] for c in cycles for s in c[arm]), "ratio": math.exp(statistics.mean(logs))}
+            row = {"rate": statistics.mean(s["rate"] for c in cycles for s in c[arm])}
         else:
             logs = [math.log(c[arm][0]["rate"] / statistics.mean(s["rate"] for s in c[CONTROL])) for c in cycles]
             total = {key: sum(c[arm][0][key] for c in cycles) for key in ("steps", "skipped", "committed", "verified", "requests")}
-            table[arm] = {"ratio": math.exp(statistics.mean(logs)), "tokens_per_step": total["committed"] / total["requests"],
-                          "window": total["verified"] / total["requests"], "resting": total["skipped"] / total["steps"]}
-        table[arm]["error"] = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+            row = {"tokens_per_step": total["committed"] / total["requests"],
+                   "window": total["verified"] / total["requests"], "resting": total["skipped"] / total["steps"]}
+        error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+        table[arm] = {"ratio": math.exp(statistics.mean(logs)), "error": error, **row}
     return table
 
 

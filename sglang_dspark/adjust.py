@@ -47,10 +47,9 @@ def adjust_logits(logits: torch.Tensor, batch: ScheduleBatch, ragged: RaggedBatc
     tokens = None
     for r, req in enumerate(batch.reqs):
         if _is_penalised(req) or req.grammar is not None:
-            rows = starts[r + 1] - starts[r]
             block = logits[starts[r] : starts[r + 1]]
             tokens = ragged.input_ids.tolist() if tokens is None else tokens
-            drafts = tokens[starts[r] + 1 : starts[r] + rows]
+            drafts = tokens[starts[r] + 1 : starts[r + 1]]
             if _is_penalised(req):
                 _penalise(block, req, drafts)
             if req.grammar is not None:

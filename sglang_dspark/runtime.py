@@ -164,7 +164,8 @@ class Speculation:
 def default_policy(drafter: Drafter) -> str:
     """`ahead` where the host may wait for the block's states (a CPU) and the draft allows it, else `causal`.
 
-    On the CPU of benchmarks/results/serving.md it has the highest mean of the three over 1 to 16 clients.
+    On the CPU of benchmarks/results/steady.md the three have the same mean over 1 to 16 clients (1.19), and only `ahead`
+    plans its budget from the very step.
     """
     on_cpu = torch.device(drafter.runner.device).type == "cpu"
     return "ahead" if on_cpu and drafter.config.has_hidden_confidence else "causal"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -81,16 +79,12 @@ def best_budget(
     least = 0 if low is None else int(low.max())
     deepest = gamma if high is None else int(high.max())
     limit = np.inf if max_step_seconds is None else max_step_seconds
-    lengths = [deepest] if drafting == "block" or block is not None else range(max(least, 1), deepest + 1)
+    shortest = deepest if drafting == "block" or block is not None else least
     best, best_rate = None, -np.inf
-    for length in lengths:
-        if length == 0:  # nobody may be verified
-            continue
-        slots = requests * (length if drafting == "depth" else gamma)
-        draft = partial(cost.draft_seconds, length=gamma if drafting == "block" else block or length)
-        choice = _best_at_length(
-            values, cost, draft, low, high, length, context, limit, None if drafting == "windows" else slots
-        )
+    for length in range(max(shortest, 1), deepest + 1):  # none if nobody may be verified
+        slots = {"block": requests * gamma, "depth": requests * length, "windows": None}[drafting]
+        run = gamma if drafting == "block" else block or length
+        choice = _best_at_length(values, cost, low, high, length, context, limit, slots, run)
         if choice.step_seconds <= limit and choice.expected_tokens / choice.step_seconds > best_rate:
             best, best_rate = choice, choice.expected_tokens / choice.step_seconds
         elif best is None:
@@ -111,21 +105,21 @@ def _check_question(values: np.ndarray, drafting: str) -> None:
 def _best_at_length(
     values: np.ndarray,
     cost: CostModel,
-    draft: Callable,
     low: np.ndarray | None,
     high: np.ndarray | None,
     length: int,
     context: float,
     limit: float,
     slots: int | None,
+    run: int,
 ) -> Budget:
-    """The best K when no window is longer than `length` and the draft computes `slots` slots (None: as many as K), which
-    takes `draft(slots)` seconds."""
+    """The best K when no window is longer than `length`, and the draft computes `slots` slots (None: as many as K) of
+    blocks that are `run` long."""
     requests = values.shape[-2]
     base, floor, ladder = _candidates(values, low, high, length)
     least = requests + floor  # rows of the smallest step; K counts from there
     seconds = cost.step_seconds(requests, range(least, least + len(ladder)), context)
-    seconds = seconds + draft(np.arange(floor, floor + len(ladder)) if slots is None else slots)
+    seconds = seconds + cost.draft_seconds(np.arange(floor, floor + len(ladder)) if slots is None else slots, run)
     # Neighbours that cost the same form a tier. Its last K commits most, so only the last ones are compared.
     starts = np.empty(len(ladder) + 1, bool)
     starts[0] = starts[-1] = True
