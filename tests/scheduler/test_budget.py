@@ -197,3 +197,5 @@ def test_a_block_that_has_run_is_paid_for_and_its_length_no_longer_chosen():
     assert (open_.draft_length, open_.tokens) == (1, 1)
     assert (run.draft_length, run.tokens) == (3, 3)
     assert run.step_seconds == pytest.approx(1.0 + 3 * 0.0125 + 3 * 0.2)
+    unsure = best_budget(np.array([[0.9, 0.1, 0.0]]), cost, drafting="windows", block=3)
+    assert (unsure.draft_length, unsure.tokens) == (3, 2), "the block is three long, whatever is verified of it"
