@@ -1,12 +1,16 @@
 """Every arm in turn under one steady load, a few seconds each: differences that the noise of a sweep's long runs hides.
 
-    python benchmarks/steady.py [--concurrency 1,4,8,16,32] [--temperature 0,1] [--seconds 3] [--cycles 6]
+    python benchmarks/steady.py [--concurrency 1,4,8,16,32] [--temperature 0,1] [--seconds 3] [--cycles 6] [--answers 2]
 
 Two servers with the demo pair, as in benchmarks/serving.py: one started with --verify-mode off (the control: no draft),
 one that switches its mode. Each has its own clients, which never pause; the server whose turn it is not is stopped by
 SIGSTOP, so it resumes in the middle of its answers and no slice has a start or a drain. A cycle is the control, half of
 the arms, the control again, the other half, in an order drawn anew each time; tokens are counted at the clients after
 the first --settle seconds. An arm's ratio is taken to the mean of the two controls of the same cycle.
+
+At one client a slice of seconds sees a few answers only, and how many tokens a step commits depends on the text. With
+--answers a slice at one client is so many whole answers instead (prefill included, prefix caches emptied before), and
+all slices of a cycle answer the same prompts: at temperature 0 every arm then writes the same text.
 """
 
 from __future__ import annotations
@@ -62,17 +66,21 @@ class Load:
     async def _client(self, session: aiohttp.ClientSession) -> None:
         while True:
             index, self.sent = self.sent, self.sent + 1
-            body = {**self.prompts[index % len(self.prompts)], "model": "demo", "stream": True, "ignore_eos": True,
-                    "max_tokens": answer_tokens(index, OUTPUT_TOKENS),
-                    "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-            seen = 0
-            async with session.post(self.url + "/v1/chat/completions", json=body) as answer:
-                answer.raise_for_status()
-                async for line in answer.content:
-                    usage = json.loads(line[6:]).get("usage") if line.startswith(b"data: {") else None
-                    if usage:
-                        self.tokens += usage["completion_tokens"] - seen
-                        seen = usage["completion_tokens"]
+            await self.ask(session, index)
+
+    async def ask(self, session: aiohttp.ClientSession, index: int) -> None:
+        """One answer, its tokens counted as they arrive."""
+        body = {**self.prompts[index % len(self.prompts)], "model": "demo", "stream": True, "ignore_eos": True,
+                "max_tokens": answer_tokens(index, OUTPUT_TOKENS),
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        seen = 0
+        async with session.post(self.url + "/v1/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                usage = json.loads(line[6:]).get("usage") if line.startswith(b"data: {") else None
+                if usage:
+                    self.tokens += usage["completion_tokens"] - seen
+                    seen = usage["completion_tokens"]
 
 
 @dataclass
@@ -92,19 +100,32 @@ class Pair:
             server.stop()
 
 
-async def slice_of(pair: Pair, loads: dict, arm: str, options, concurrency: int) -> dict:
-    """Tokens per second of one arm, and its steps."""
+async def seconds_of(load: Load, options) -> float:
+    """Tokens per second of a load that runs."""
+    await asyncio.sleep(options.settle)
+    began, tokens = time.perf_counter(), load.tokens
+    await asyncio.sleep(options.seconds - options.settle)
+    return (load.tokens - tokens) / (time.perf_counter() - began)
+
+
+async def answers_of(load: Load, session: aiohttp.ClientSession, prompts: range) -> float:
+    """Tokens per second of one client that asks these prompts, one after another."""
+    await asyncio.to_thread(Server(load.url).flush_cache)
+    began, tokens = time.perf_counter(), load.tokens
+    for index in prompts:
+        await load.ask(session, index)
+    return (load.tokens - tokens) / (time.perf_counter() - began)
+
+
+async def slice_of(pair: Pair, arm: str, concurrency: int, measured) -> dict:
+    """What `measured(server)` gives for one arm, and the steps that it took meanwhile."""
     server = pair.control if arm == CONTROL else pair.ours
     pair.let_run(server)
     ours = Server(pair.ours.url)
     if arm != CONTROL:
         await asyncio.to_thread(ours.configure, parse_arm(arm).settings_at(concurrency))
         before = (await asyncio.to_thread(ours.status))[0]
-    await asyncio.sleep(options.settle)
-    load = loads[server.url]
-    began, tokens = time.perf_counter(), load.tokens
-    await asyncio.sleep(options.seconds - options.settle)
-    rate = (load.tokens - tokens) / (time.perf_counter() - began)
+    rate = await measured(server)
     if arm == CONTROL:
         return {"rate": rate}
     after = (await asyncio.to_thread(ours.status))[0]
@@ -122,16 +143,25 @@ async def cell(pair: Pair, concurrency: int, temperature: float, options) -> lis
     timeout = aiohttp.ClientTimeout(total=None, sock_read=None)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         loads = {server.url: Load(server.url, rows) for server in (pair.control, pair.ours)}
+        whole = options.answers if concurrency == 1 else 0
         for server in (pair.control, pair.ours):  # each fills its batch alone
             pair.let_run(server)
+            if whole:
+                await loads[server.url].ask(session, 0)
+                continue
             loads[server.url].begin(concurrency, session)
             await asyncio.sleep(options.fill)
-        for _ in range(options.cycles):
+        for number in range(options.cycles):
+
+            async def measured(server, prompts=range(number * whole, (number + 1) * whole)) -> float:
+                load = loads[server.url]
+                return await (answers_of(load, session, prompts) if whole else seconds_of(load, options))
+
             arms = order.sample(options.arm, len(options.arm))
             half = len(arms) // 2
             cycle: dict[str, list[dict]] = {}
             for arm in [CONTROL, *arms[:half], CONTROL, *arms[half:]]:
-                cycle.setdefault(arm, []).append(await slice_of(pair, loads, arm, options, concurrency))
+                cycle.setdefault(arm, []).append(await slice_of(pair, arm, concurrency, measured))
             cycles.append(cycle)
         pair.let_run(pair.control, pair.ours)
         for load in loads.values():
@@ -187,6 +217,7 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=0.7, help="seconds of a slice that are not counted")
     parser.add_argument("--fill", type=float, default=4.0, help="seconds in which a server fills its batch")
     parser.add_argument("--cycles", type=int, default=6)
+    parser.add_argument("--answers", type=int, default=0, help="at one client: whole answers per slice, the same for all arms")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "steady")
     options = parser.parse_args()
