@@ -10,7 +10,8 @@ the first --settle seconds. An arm's ratio is taken to the mean of the two contr
 
 At one client a slice of seconds sees a few answers only, and how many tokens a step commits depends on the text. With
 --answers a slice at one client is so many whole answers instead (prefill included, prefix caches emptied before), and
-all slices of a cycle answer the same prompts: at temperature 0 every arm then writes the same text.
+all slices of a cycle answer the same prompts: at temperature 0 every arm then writes the same
+text, but for near-ties of bfloat16.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -117,15 +119,15 @@ async def answers_of(load: Load, session: aiohttp.ClientSession, prompts: range)
     return (load.tokens - tokens) / (time.perf_counter() - began)
 
 
-async def slice_of(pair: Pair, arm: str, concurrency: int, measured) -> dict:
-    """What `measured(server)` gives for one arm, and the steps that it took meanwhile."""
+async def slice_of(pair: Pair, loads: dict, arm: str, concurrency: int, measured) -> dict:
+    """What `measured(load)` gives for one arm, and the steps that it took meanwhile."""
     server = pair.control if arm == CONTROL else pair.ours
     pair.let_run(server)
     ours = Server(pair.ours.url)
     if arm != CONTROL:
         await asyncio.to_thread(ours.configure, parse_arm(arm).settings_at(concurrency))
         before = (await asyncio.to_thread(ours.status))[0]
-    rate = await measured(server)
+    rate = await measured(loads[server.url])
     if arm == CONTROL:
         return {"rate": rate}
     after = (await asyncio.to_thread(ours.status))[0]
@@ -152,16 +154,14 @@ async def cell(pair: Pair, concurrency: int, temperature: float, options) -> lis
             loads[server.url].begin(concurrency, session)
             await asyncio.sleep(options.fill)
         for number in range(options.cycles):
-
-            async def measured(server, prompts=range(number * whole, (number + 1) * whole)) -> float:
-                load = loads[server.url]
-                return await (answers_of(load, session, prompts) if whole else seconds_of(load, options))
-
+            measured = partial(seconds_of, options=options)
+            if whole:
+                measured = partial(answers_of, session=session, prompts=range(number * whole, (number + 1) * whole))
             arms = order.sample(options.arm, len(options.arm))
             half = len(arms) // 2
             cycle: dict[str, list[dict]] = {}
             for arm in [CONTROL, *arms[:half], CONTROL, *arms[half:]]:
-                cycle.setdefault(arm, []).append(await slice_of(pair, arm, concurrency, measured))
+                cycle.setdefault(arm, []).append(await slice_of(pair, loads, arm, concurrency, measured))
             cycles.append(cycle)
         pair.let_run(pair.control, pair.ours)
         for load in loads.values():
