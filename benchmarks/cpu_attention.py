@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from sglang_dspark.cpu.paged import PagedAttention
-from sglang_dspark.cpu.plan import AttentionPlan
+from sglang_dspark.cpu.attention.paged import PagedAttention
+from sglang_dspark.cpu.attention.plan import AttentionPlan
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 30, 9, 3, 64
 CASES = ((1, 64, 1), (1, 448, 1), (16, 64, 1), (16, 192, 1), (16, 448, 1), (1, 448, 6), (16, 192, 6))

@@ -22,7 +22,7 @@ import httpx
 
 from tests.server.live import Server, plugin_path, start
 
-KEEP_OVERLAP = '''
+KEEP_OVERLAP = """
 def register():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -31,7 +31,7 @@ def register():
         return result
 
     HookRegistry.register("sglang_dspark.cpu.defaults.apply_defaults", keep, HookType.AFTER)
-'''
+"""
 
 
 PROMPTS = 8
@@ -47,8 +47,10 @@ def tokens_per_second(server: Server, requests: int, tokens: int, mode: str) -> 
         seconds = 0.0
         for first in range(0, PROMPTS, requests):
             httpx.post(server.url + "/flush_cache", timeout=60)
-            prompts = [f"Explain what a {THINGS[i % len(THINGS)]} is for, in {i + 2} sentences." for i in
-                       range(first, first + requests)]
+            prompts = [
+                f"Explain what a {THINGS[i % len(THINGS)]} is for, in {i + 2} sentences."
+                for i in range(first, first + requests)
+            ]
             begin = time.perf_counter()
             server.generate(prompts, max_new_tokens=tokens, ignore_eos=True, temperature=0)
             seconds += time.perf_counter() - begin
@@ -66,8 +68,15 @@ def arm(overlap: bool, concurrency: list[int], tokens: int) -> list[dict]:
             rows = []
             for r in concurrency:
                 before, compact, after = (tokens_per_second(server, r, tokens, m) for m in ("off", "compact", "off"))
-                rows.append({"overlap": overlap, "requests": r, "off": statistics.mean((before, after)),
-                             "spread": abs(before - after) / before, "compact": compact})
+                rows.append(
+                    {
+                        "overlap": overlap,
+                        "requests": r,
+                        "off": statistics.mean((before, after)),
+                        "spread": abs(before - after) / before,
+                        "compact": compact,
+                    }
+                )
             return rows
         finally:
             server.stop()
@@ -81,12 +90,17 @@ def main() -> None:
     options = parser.parse_args()
     load, concurrency = os.getloadavg()[0], [int(r) for r in options.concurrency.split(",")]
     rows = [row for overlap in (False, True, False) for row in arm(overlap, concurrency, options.tokens)]
-    about = (f"`python -m benchmarks.cpu_overlap --concurrency {options.concurrency} --tokens {options.tokens}`, demo pair, "
-             f"T = 0, {platform.machine()}, {os.cpu_count()} cores, load average before {load:.2f}, "
-             f"{time.strftime('%Y-%m-%d')}. Tokens a second; servers in the order of the rows.")
+    about = (
+        f"`python -m benchmarks.cpu_overlap --concurrency {options.concurrency} --tokens {options.tokens}`, demo pair, "
+        f"T = 0, {platform.machine()}, {os.cpu_count()} cores, load average before {load:.2f}, "
+        f"{time.strftime('%Y-%m-%d')}. Tokens a second; servers in the order of the rows."
+    )
     lines = ["| overlap | concurrency | off (spread) | compact |", "|---|---|---|---|"]
-    lines += [f"| {'on' if r['overlap'] else 'off'} | {r['requests']} | {r['off']:.1f} ({100 * r['spread']:.0f} %) | "
-              f"{r['compact']:.1f} |" for r in rows]
+    lines += [
+        f"| {'on' if r['overlap'] else 'off'} | {r['requests']} | {r['off']:.1f} ({100 * r['spread']:.0f} %) | "
+        f"{r['compact']:.1f} |"
+        for r in rows
+    ]
     table = "\n".join(lines)
     options.out.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
     options.out.with_suffix(".md").write_text(f"# Overlap scheduling on a CPU\n\n{about}\n\n{table}\n")

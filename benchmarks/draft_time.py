@@ -74,14 +74,26 @@ def row(server: Server, requests: int, tokens: int, temperature: float) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    columns = ("R", "draft pass, ms", "backbone", "head", "verify, ms", "accept, ms", "host, ms", "step, ms", "plain step, ms (spread)",
-               "accepted length", "speedup of static")
+    columns = (
+        "R",
+        "draft pass, ms",
+        "backbone",
+        "head",
+        "verify, ms",
+        "accept, ms",
+        "host, ms",
+        "step, ms",
+        "plain step, ms (spread)",
+        "accepted length",
+        "speedup of static",
+    )
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for r in rows:
         lines.append(
             f"| {r['requests']} | {r['draft_ms']:.1f} | {r['backbone_ms']:.1f} | {r['head_ms']:.1f} | "
             f"{r['verify_ms']:.1f} | {r['accept_ms']:.1f} | {r['host_ms']:.1f} | {r['step_ms']:.1f} | {r['plain_step_ms']:.1f} "
-            f"({100 * r['plain_spread']:.0f} %) | {r['tokens_per_step']:.2f} | {r['speedup']:.2f} |")
+            f"({100 * r['plain_spread']:.0f} %) | {r['tokens_per_step']:.2f} | {r['speedup']:.2f} |"
+        )
     return "\n".join(lines)
 
 
@@ -94,16 +106,26 @@ def main() -> None:
     options = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        server = start(Path(folder) / "log", "--verify-mode", "static", "--max-running-requests", "32",
-                       "--log-level", "error", common=())
+        server = start(
+            Path(folder) / "log",
+            "--verify-mode",
+            "static",
+            "--max-running-requests",
+            "32",
+            "--log-level",
+            "error",
+            common=(),
+        )
         try:
             rows = [row(server, int(r), options.tokens, options.temperature) for r in options.requests.split(",")]
             gamma = server.get("/dspark/status")["ranks"][0]["gamma"]
         finally:
             server.stop()
-    about = (f"`python -m benchmarks.draft_time --requests {options.requests} --tokens {options.tokens}`, demo pair, "
-             f"γ = {gamma}, T = {options.temperature:g}, {platform.machine()}, {os.cpu_count()} cores, load average "
-             f"before {load:.2f}, {time.strftime('%Y-%m-%d')}.")
+    about = (
+        f"`python -m benchmarks.draft_time --requests {options.requests} --tokens {options.tokens}`, demo pair, "
+        f"γ = {gamma}, T = {options.temperature:g}, {platform.machine()}, {os.cpu_count()} cores, load average "
+        f"before {load:.2f}, {time.strftime('%Y-%m-%d')}."
+    )
     options.out.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
     text = f"# What a draft pass costs in the server\n\n{about}\n\n{__doc__.split('[--out')[0].splitlines()[0]}\n\n"
     options.out.with_suffix(".md").write_text(text + table(rows) + "\n")

@@ -29,23 +29,31 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.sweep import Results, Slot, Sweep, SweepError
+from benchmarks.sweep_report import markdown
 from sglang_dspark.bench.arms import ArmError, parse_arm
 from sglang_dspark.bench.bracket import measure
 from sglang_dspark.bench.receipt import machine
 from sglang_dspark.bench.server import Server, ServerError
-from sglang_dspark.bench.sweep import Results, Slot, Sweep, SweepError
-from sglang_dspark.bench.sweep_report import markdown
 from sglang_dspark.bench.traffic import save_rows
-from sglang_dspark.training.sources import package_prompts
+from sglang_dspark.prompts.sources import package_prompts
 from tests.server.live import start
 
 GAMMA = 5
 SCHEDULE = "schedule=[[1,3,5],[4,7,2],[8,64,1]]"
-ARMS = (*(f"static-{k}" for k in range(1, GAMMA + 1)), SCHEDULE, "compact+causal", "compact+lagged", "compact+ahead",
-        "cap-accept")
+ARMS = (
+    *(f"static-{k}" for k in range(1, GAMMA + 1)),
+    SCHEDULE,
+    "compact+causal",
+    "compact+lagged",
+    "compact+ahead",
+    "cap-accept",
+)
 COMMON = ("--max-running-requests", "64", "--log-level", "error")
-CONTROLS = {"started": "a server started with --verify-mode off, which loads no draft",
-            "switched": "the same server, switched to off at run time: it keeps the draft's KV up to date"}
+CONTROLS = {
+    "started": "a server started with --verify-mode off, which loads no draft",
+    "switched": "the same server, switched to off at run time: it keeps the draft's KV up to date",
+}
 CLASSES = ("chat", "code", "math", "prose", "tool")
 PILOT_TOKENS = 24
 SLOWEST = 1.15  # arms run somewhat longer than the control on average, where fixed lengths are slower
@@ -101,7 +109,9 @@ class Bench:
             rates[str(concurrency)] = load["output_throughput"]
             extra.append(time.monotonic() - began - load["duration"])
         requests = {c: self.sweep.requests(int(c), rate) for c, rate in rates.items()}
-        seconds = {c: requests[c] * self.sweep.output_tokens / rates[c] * SLOWEST + max(extra[1:] or extra) for c in rates}
+        seconds = {
+            c: requests[c] * self.sweep.output_tokens / rates[c] * SLOWEST + max(extra[1:] or extra) for c in rates
+        }
         return {"tokens_per_second": rates, "requests": requests, "seconds_per_run": seconds}
 
     def prompts(self, results: Results) -> dict[Slot, list[dict]]:
@@ -133,8 +143,11 @@ class Bench:
             run = self.run(slot.arm, given[slot], slot.concurrency, self.sweep.output_tokens)
             results.add(slot, run)
             results.path.with_suffix(".md").write_text(markdown(results.body))
-            print(f"[{number}/{len(todo)}] T={slot.temperature:g} {slot.concurrency} clients {slot.arm}: "
-                  f"{run.load['output_throughput']:.1f} tokens/s in {run.load['duration']:.1f} s", flush=True)
+            print(
+                f"[{number}/{len(todo)}] T={slot.temperature:g} {slot.concurrency} clients {slot.arm}: "
+                f"{run.load['output_throughput']:.1f} tokens/s in {run.load['duration']:.1f} s",
+                flush=True,
+            )
         return True
 
 
@@ -149,8 +162,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="stop before a run that would end later than this")
     parser.add_argument("--control", choices=CONTROLS, default="started")
     parser.add_argument("--arm", action="append", help="only these arms")
-    parser.add_argument("--also", action="append", default=[], metavar="NAME=ARGUMENTS",
-                        help="an arm with a server of its own, started with these arguments")
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="NAME=ARGUMENTS",
+        help="an arm with a server of its own, started with these arguments",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--same-prompts", action="store_true", help="the same prompts for every arm of a cell")
     parser.add_argument("--resume", action="store_true", help="go on with the file of --out")
@@ -172,9 +190,18 @@ def sweep_of(options: argparse.Namespace, own: dict[str, list[str]]) -> Sweep:
         ArmError: an arm that cannot.
     """
     arms = (*(options.arm or ARMS), *(name for name in own if name != "off"))
-    sweep = Sweep("off", arms, tuple(map(float, options.temperature.split(","))),
-                  tuple(map(int, options.concurrency.split(","))), options.seconds, options.output_tokens,
-                  options.between, options.rounds, options.seed, options.same_prompts)
+    sweep = Sweep(
+        "off",
+        arms,
+        tuple(map(float, options.temperature.split(","))),
+        tuple(map(int, options.concurrency.split(","))),
+        options.seconds,
+        options.output_tokens,
+        options.between,
+        options.rounds,
+        options.seed,
+        options.same_prompts,
+    )
     for arm in set(sweep.treatments) - set(own):
         [parse_arm(arm).settings_at(concurrency) for concurrency in sweep.concurrencies]
     return sweep
@@ -201,9 +228,13 @@ def measure_all(options: argparse.Namespace, results: Results, own: dict[str, li
 def main() -> int:
     began, options = time.monotonic(), arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers must not outlive us
-    about = {"command": shlex.join(["python", *sys.argv]), "started": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-             "machine": machine() | {"python": platform.python_version()}, "control": CONTROLS[options.control],
-             "also": options.also}
+    about = {
+        "command": shlex.join(["python", *sys.argv]),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        "machine": machine() | {"python": platform.python_version()},
+        "control": CONTROLS[options.control],
+        "also": options.also,
+    }
     try:
         own = servers_of(options)
         results = Results(options.out, sweep_of(options, own), about, resume=options.resume)
@@ -213,8 +244,10 @@ def main() -> int:
         done = measure_all(options, results, own, began + 60 * options.minutes)
     except (ArmError, ValueError, ServerError, SweepError) as error:
         sys.exit(f"{error}\nRuns that ended before are in {options.out}; --resume goes on")
-    print(f"{'finished' if done else 'out of time; go on with --resume'}: {options.out} and .md, "
-          f"{(time.monotonic() - began) / 60:.1f} minutes")
+    print(
+        f"{'finished' if done else 'out of time; go on with --resume'}: {options.out} and .md, "
+        f"{(time.monotonic() - began) / 60:.1f} minutes"
+    )
     return 0
 
 

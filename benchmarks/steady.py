@@ -72,9 +72,14 @@ class Load:
 
     async def ask(self, session: aiohttp.ClientSession, index: int) -> None:
         """One answer, its tokens counted as they arrive."""
-        body = {**self.prompts[index % len(self.prompts)], "model": "demo", "stream": True, "ignore_eos": True,
-                "max_tokens": answer_tokens(index, OUTPUT_TOKENS),
-                "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        body = {
+            **self.prompts[index % len(self.prompts)],
+            "model": "demo",
+            "stream": True,
+            "ignore_eos": True,
+            "max_tokens": answer_tokens(index, OUTPUT_TOKENS),
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
         seen = 0
         async with session.post(self.url + "/v1/chat/completions", json=body) as answer:
             answer.raise_for_status()
@@ -132,10 +137,14 @@ async def slice_of(pair: Pair, loads: dict, arm: str, concurrency: int, measured
         return {"rate": rate}
     after = (await asyncio.to_thread(ours.status))[0]
     steps = after["steps"] - before["steps"]
-    return {"rate": rate, "steps": steps, "skipped": after["skipped_steps"] - before["skipped_steps"],
-            "committed": after["tokens"]["committed"] - before["tokens"]["committed"],
-            "verified": after["tokens"]["verified"] - before["tokens"]["verified"],
-            "requests": after["mean_requests"] * after["steps"] - before["mean_requests"] * before["steps"]}
+    return {
+        "rate": rate,
+        "steps": steps,
+        "skipped": after["skipped_steps"] - before["skipped_steps"],
+        "committed": after["tokens"]["committed"] - before["tokens"]["committed"],
+        "verified": after["tokens"]["verified"] - before["tokens"]["verified"],
+        "requests": after["mean_requests"] * after["steps"] - before["mean_requests"] * before["steps"],
+    }
 
 
 async def cell(pair: Pair, concurrency: int, temperature: float, options) -> list[dict]:
@@ -179,9 +188,15 @@ def ratios(cycles: list[dict]) -> dict[str, dict]:
             row = {"rate": statistics.mean(s["rate"] for c in cycles for s in c[arm])}
         else:
             logs = [math.log(c[arm][0]["rate"] / statistics.mean(s["rate"] for s in c[CONTROL])) for c in cycles]
-            total = {key: sum(c[arm][0][key] for c in cycles) for key in ("steps", "skipped", "committed", "verified", "requests")}
-            row = {"tokens_per_step": total["committed"] / total["requests"],
-                   "window": total["verified"] / total["requests"], "resting": total["skipped"] / total["steps"]}
+            total = {
+                key: sum(c[arm][0][key] for c in cycles)
+                for key in ("steps", "skipped", "committed", "verified", "requests")
+            }
+            row = {
+                "tokens_per_step": total["committed"] / total["requests"],
+                "window": total["verified"] / total["requests"],
+                "resting": total["skipped"] / total["steps"],
+            }
         error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
         table[arm] = {"ratio": math.exp(statistics.mean(logs)), "error": error, **row}
     return table
@@ -192,18 +207,33 @@ def markdown(cells: list[dict], about: str) -> str:
     lines = ["# Arms in turn under a steady load", "", about, ""]
     for temperature in sorted({c["temperature"] for c in cells}):
         mine = [c for c in cells if c["temperature"] == temperature]
-        meaning = ("Tokens per second over the control's, ± one standard error; in brackets tokens per step, drafts verified "
-                   "per request and step, and the share of steps at rest.")
+        meaning = (
+            "Tokens per second over the control's, ± one standard error; in brackets tokens per step, drafts verified "
+            "per request and step, and the share of steps at rest."
+        )
         lines += [f"## T = {temperature:g}", "", meaning, ""]
-        lines += ["| arm | " + " | ".join(f"{c['concurrency']} clients" for c in mine) + " |", "|---" * (len(mine) + 1) + "|"]
+        lines += [
+            "| arm | " + " | ".join(f"{c['concurrency']} clients" for c in mine) + " |",
+            "|---" * (len(mine) + 1) + "|",
+        ]
         first = "first control over second (tokens per second)"
-        lines.append(f"| {first} | " + " | ".join(
-            f"{t['ratio']:.3f} ± {t['error']:.3f} ({t['rate']:.0f})" for t in (c["table"][CONTROL] for c in mine)) + " |")
+        lines.append(
+            f"| {first} | "
+            + " | ".join(
+                f"{t['ratio']:.3f} ± {t['error']:.3f} ({t['rate']:.0f})" for t in (c["table"][CONTROL] for c in mine)
+            )
+            + " |"
+        )
         for arm in (a for a in mine[0]["table"] if a != CONTROL):
             cellsof = (c["table"][arm] for c in mine)
-            lines.append(f"| {arm} | " + " | ".join(
-                f"{t['ratio']:.3f} ± {t['error']:.3f} ({t['tokens_per_step']:.2f}, {t['window']:.1f}, {t['resting']:.0%})"
-                for t in cellsof) + " |")
+            lines.append(
+                f"| {arm} | "
+                + " | ".join(
+                    f"{t['ratio']:.3f} ± {t['error']:.3f} ({t['tokens_per_step']:.2f}, {t['window']:.1f}, {t['resting']:.0%})"
+                    for t in cellsof
+                )
+                + " |"
+            )
         lines.append("")
     return "\n".join(lines)
 
@@ -217,28 +247,49 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=0.7, help="seconds of a slice that are not counted")
     parser.add_argument("--fill", type=float, default=4.0, help="seconds in which a server fills its batch")
     parser.add_argument("--cycles", type=int, default=6)
-    parser.add_argument("--answers", type=int, default=0, help="at one client: whole answers per slice, the same for all arms")
+    parser.add_argument(
+        "--answers", type=int, default=0, help="at one client: whole answers per slice, the same for all arms"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "steady")
     options = parser.parse_args()
     options.arm = options.arm or list(ARMS)
     here = machine()
-    about = (f"`python benchmarks/steady.py {' '.join(sys.argv[1:])}`; demo pair; {here['cpu']}, {here['cores']} cores, "
-             f"sglang {here['sglang']}, torch {here['torch']}; load average before {here['load_average'][0]:.2f}; "
-             f"{time.strftime('%Y-%m-%d')}.")
+    about = (
+        f"`python benchmarks/steady.py {' '.join(sys.argv[1:])}`; demo pair; {here['cpu']}, {here['cores']} cores, "
+        f"sglang {here['sglang']}, torch {here['torch']}; load average before {here['load_average'][0]:.2f}; "
+        f"{time.strftime('%Y-%m-%d')}."
+    )
     cells: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
-        pair = Pair(*(start(Path(folder) / name, *COMMON, "--served-model-name", "demo", *more, common=())
-                      for name, more in (("control", ("--verify-mode", "off")), ("ours", ()))))
+        pair = Pair(
+            *(
+                start(Path(folder) / name, *COMMON, "--served-model-name", "demo", *more, common=())
+                for name, more in (("control", ("--verify-mode", "off")), ("ours", ()))
+            )
+        )
         try:
             for temperature in (float(t) for t in options.temperature.split(",")):
                 for concurrency in (int(c) for c in options.concurrency.split(",")):
                     cycles = asyncio.run(cell(pair, concurrency, temperature, options))
-                    cells.append({"temperature": temperature, "concurrency": concurrency, "table": ratios(cycles),
-                                  "cycles": cycles})
-                    options.out.with_suffix(".json").write_text(json.dumps({"about": about, "cells": cells}, indent=1) + "\n")
+                    cells.append(
+                        {
+                            "temperature": temperature,
+                            "concurrency": concurrency,
+                            "table": ratios(cycles),
+                            "cycles": cycles,
+                        }
+                    )
+                    options.out.with_suffix(".json").write_text(
+                        json.dumps({"about": about, "cells": cells}, indent=1) + "\n"
+                    )
                     options.out.with_suffix(".md").write_text(markdown(cells, about))
-                    print(temperature, concurrency, {a: round(t["ratio"], 3) for a, t in cells[-1]["table"].items()}, flush=True)
+                    print(
+                        temperature,
+                        concurrency,
+                        {a: round(t["ratio"], 3) for a, t in cells[-1]["table"].items()},
+                        flush=True,
+                    )
         finally:
             pair.close()
 

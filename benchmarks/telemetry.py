@@ -1,6 +1,6 @@
 """What metering costs a step on the host: Meter.end and finish, with and without Prometheus, and a flush.
 
-    python benchmarks/telemetry.py
+python benchmarks/telemetry.py
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from dspark_scheduler import AdditiveCostModel, Fingerprint, OnlineCostModel
-from sglang_dspark.calibration import Calibration
-from sglang_dspark.config import DSparkConfig
-from sglang_dspark.cost import ServerCost
-from sglang_dspark.meter import PARTS, Meter
+from sglang_dspark.learning.confidence import Calibration
+from sglang_dspark.learning.meter import PARTS, Meter
+from sglang_dspark.learning.step_cost import ServerCost
 from sglang_dspark.serving.metrics import Telemetry
+from sglang_dspark.settings.config import DSparkConfig
 
 GAMMA, STEPS = 7, 1500
 
@@ -28,9 +28,13 @@ def owner() -> SimpleNamespace:
     model = AdditiveCostModel(0.001, ([1, 64], [0, 0.001]), ([1, 512], [0, 0.02]), draft=([1, 448], [0.001, 0.004]))
     fingerprint = Fingerprint("t", "d", GAMMA, "cpu", "f", 1, "e")
     calibration = Calibration(GAMMA, "main", "online", Path("/no/such/draft"), fingerprint)
-    return SimpleNamespace(config=DSparkConfig(), policy_name="causal", calibration=calibration,
-                           cost=ServerCost(OnlineCostModel(model), ([1, 64], [0.001, 0.003])),
-                           windows=SimpleNamespace(drafting="depth"))
+    return SimpleNamespace(
+        config=DSparkConfig(),
+        policy_name="causal",
+        calibration=calibration,
+        cost=ServerCost(OnlineCostModel(model), ([1, 64], [0.001, 0.003])),
+        windows=SimpleNamespace(drafting="depth"),
+    )
 
 
 def measure(requests: int, prometheus: bool) -> tuple[float, float, float]:
@@ -74,5 +78,7 @@ if __name__ == "__main__":
     for count in (1, 8, 64):
         for on in (False, True):
             total, calibration, flush = measure(count, on)
-            print(f"{count:3} requests, prometheus {'on ' if on else 'off'}: {total - calibration:4.0f} us metering, "
-                  f"{calibration:4.0f} us calibration, {flush:4.0f} us a flush")
+            print(
+                f"{count:3} requests, prometheus {'on ' if on else 'off'}: {total - calibration:4.0f} us metering, "
+                f"{calibration:4.0f} us calibration, {flush:4.0f} us a flush"
+            )

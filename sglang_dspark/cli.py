@@ -27,7 +27,9 @@ class Entry:
 
 
 COMMANDS = {
-    "serve": Entry("serve", "serve", "Start an OpenAI-compatible server; every SGLang flag passes through.", True, True),
+    "serve": Entry(
+        "serve", "serve", "Start an OpenAI-compatible server; every SGLang flag passes through.", True, True
+    ),
     "doctor": Entry("doctor", "doctor", "Check device, versions, SGLang's interface and the demo files."),
     "profile": Entry("profile", "profile", "Measure this machine's step times and write a cost file.", True),
     "calibrate": Entry("calibrate", "calibrate", "Fit confidence calibration from a file of prompts.", True),

@@ -12,38 +12,42 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_dspark import adjust, ends, logprobs, meta, sampling_info, seeding, unsupported
-    from sglang_dspark.algorithm import DSparkLoadAware
-    from sglang_dspark.compat import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
-    from sglang_dspark.flags import ALGORITHM, install_flag_hooks
-    from sglang_dspark.request import check_sampling_params
-    from sglang_dspark.serving import control, dropped, operation, routes
+    from sglang_dspark.engine import unsupported
+    from sglang_dspark.engine.algorithm import DSparkLoadAware
+    from sglang_dspark.engine.compatibility import require_compatible
+    from sglang_dspark.repairs import finish, logprobs, penalties, seeding, unread_keys, usage
+    from sglang_dspark.serving import control, operation, routes
+    from sglang_dspark.settings.flags import ALGORITHM, install_flag_hooks
+    from sglang_dspark.settings.request import check_sampling_params
+    from sglang_dspark.step import adjust
 
     require_compatible()
     install_flag_hooks()
     SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
-    HookRegistry.register("sglang.srt.speculative.dflash_utils.parse_dflash_draft_config", _flatten_draft_config,
-                          HookType.BEFORE)
-    HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", check_sampling_params,
-                          HookType.BEFORE)
+    HookRegistry.register(
+        "sglang.srt.speculative.dflash_utils.parse_dflash_draft_config", _flatten_draft_config, HookType.BEFORE
+    )
+    HookRegistry.register(
+        "sglang.srt.sampling.sampling_params.SamplingParams.verify", check_sampling_params, HookType.BEFORE
+    )
     seeding.install()
     adjust.install()
-    ends.install()
+    finish.install()
     logprobs.install()
-    meta.install()
-    sampling_info.install()
+    usage.install()
+    penalties.install()
     unsupported.install()
     control.install()
     routes.install()
-    dropped.install()
+    unread_keys.install()
     operation.install()
     if not accelerator_present():
         slots.install()
 
 
 def _worker_class(server_args):
-    from sglang_dspark.worker import DSparkWorker
+    from sglang_dspark.step.worker import DSparkWorker
 
     return DSparkWorker
 

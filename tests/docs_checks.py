@@ -91,7 +91,9 @@ def doctor(command: Command) -> None:
 
     In a process of its own: it silences loggers and loads plugins.
     """
-    done = subprocess.run([sys.executable, "-m", "sglang_dspark.cli", "doctor"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_dspark.cli", "doctor"], capture_output=True, text=True, check=False
+    )
     told = done.stdout + done.stderr
     looked_at = all(word in told for word in ("interface", "demo draft", "problem"))
     assert done.returncode in (0, 1) and looked_at, f"{command}: {told}"
@@ -128,8 +130,13 @@ def python(command: Command, words: list[str], place: Path) -> None:
         file, given = ROOT / words[0], words[1:]
     assert file.is_file(), f"{command}: no file {file}"
     calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    flags = {argument.value for call in calls if getattr(call.func, "attr", "") == "add_argument" for argument in call.args
-             if isinstance(argument, ast.Constant)}
+    flags = {
+        argument.value
+        for call in calls
+        if getattr(call.func, "attr", "") == "add_argument"
+        for argument in call.args
+        if isinstance(argument, ast.Constant)
+    }
     for word in given:
         assert not word.startswith("-") or word.partition("=")[0] in flags, f"{command}: no flag {word}"
 
@@ -150,8 +157,11 @@ def curl(command: Command, words: list[str], place: Path) -> None:
     default = preflight.parse([])
     assert base == f"{default.host}:{default.port}", f"{command}: a server listens on {default.host}:{default.port}"
     method = given.X or ("POST" if given.d else "GET")
-    assert any(slash + path == route.path and method in route.methods for route in app.routes
-               if getattr(route, "methods", None)), f"{command}: no such route"
+    assert any(
+        slash + path == route.path and method in route.methods
+        for route in app.routes
+        if getattr(route, "methods", None)
+    ), f"{command}: no such route"
     if given.d:
         assert "Content-Type: application/json" in (given.H or []), f"{command}: the body's type is missing"
         bodies = {"v1/chat/completions": ChatCompletionRequest}
@@ -196,10 +206,20 @@ def kubectl(command: Command, words: list[str], place: Path) -> None:
         assert given.rest[:1] in (["namespace"], ["secret"]), f"{command}: no check for it"
         wanted += [] if given.rest[0] == "namespace" else [given.rest[-1]]
     elif given.verb == "port-forward":
-        wanted += [f"name: {given.rest[0].removeprefix('pod/').removesuffix('-...')}", f"containerPort: {given.rest[1]}"]
+        wanted += [
+            f"name: {given.rest[0].removeprefix('pod/').removesuffix('-...')}",
+            f"containerPort: {given.rest[1]}",
+        ]
     for name in wanted:
         assert re.search(rf"{re.escape(name)}\b", manifests), f"{command}: {name!r} is in no manifest"
 
 
-CHECKS = {"sglang-dspark": our_command, "./run": run_script, "sglang": sglang, "python": python, "curl": curl,
-          "docker": docker, "kubectl": kubectl}
+CHECKS = {
+    "sglang-dspark": our_command,
+    "./run": run_script,
+    "sglang": sglang,
+    "python": python,
+    "curl": curl,
+    "docker": docker,
+    "kubectl": kubectl,
+}

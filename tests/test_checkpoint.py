@@ -11,14 +11,9 @@ import json
 import pytest
 from safetensors.torch import load_file, save_file
 
-from sglang_dspark.checkpoint import (
-    DraftCheckpointError,
-    DraftConfig,
-    check_draft,
-    check_draft_folder,
-    read_draft_config,
-)
-from sglang_dspark.config import ConfigError, DSparkConfig
+from sglang_dspark.models.checkpoint import check_draft_folder, read_draft_config
+from sglang_dspark.models.draft_config import DraftCheckpointError, DraftConfig
+from sglang_dspark.settings.config import ConfigError, DSparkConfig, check_draft
 from tests.engine.tiny import VOCAB_SIZE, tiny_target
 from tests.engine.tiny_draft import tiny_draft
 
@@ -40,20 +35,26 @@ def edit(folder, **changes):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"block_size": 0}, "block_size=0; it must be at least 1"),
-    ({"block_size": None}, "block_size is missing"),
-    ({"block_size": "7"}, "block_size='7'; it must be a whole number"),
-    ({"mask_token_id": VOCAB_SIZE}, f"mask_token_id={VOCAB_SIZE}; it must be a token id below vocab_size"),
-    ({"mask_token_id": None}, "mask_token_id is missing"),
-    ({"target_layer_ids": []}, "target_layer_ids=[]; it must be at least one layer"),
-    ({"target_layer_ids": None}, "target_layer_ids is missing"),
-    ({"markov_head_type": "lstm"}, "markov_head_type='lstm'; it must be one of vanilla, gated, rnn"),
-    ({"markov_rank": 0}, "confidence_head_with_markov=True; it must be false"),
-    ({"architectures": ["LlamaForCausalLM"]}, "architectures=['LlamaForCausalLM']; it must be one of Qwen3DSparkModel"),
-    ({"draft_vocab_size": 100000}, "draft_vocab_size=100000; it must be between 1 and"),
-    ({"num_key_value_heads": 3}, "num_key_value_heads=3; it must be a divisor"),
-])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"block_size": 0}, "block_size=0; it must be at least 1"),
+        ({"block_size": None}, "block_size is missing"),
+        ({"block_size": "7"}, "block_size='7'; it must be a whole number"),
+        ({"mask_token_id": VOCAB_SIZE}, f"mask_token_id={VOCAB_SIZE}; it must be a token id below vocab_size"),
+        ({"mask_token_id": None}, "mask_token_id is missing"),
+        ({"target_layer_ids": []}, "target_layer_ids=[]; it must be at least one layer"),
+        ({"target_layer_ids": None}, "target_layer_ids is missing"),
+        ({"markov_head_type": "lstm"}, "markov_head_type='lstm'; it must be one of vanilla, gated, rnn"),
+        ({"markov_rank": 0}, "confidence_head_with_markov=True; it must be false"),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "architectures=['LlamaForCausalLM']; it must be one of Qwen3DSparkModel",
+        ),
+        ({"draft_vocab_size": 100000}, "draft_vocab_size=100000; it must be between 1 and"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3; it must be a divisor"),
+    ],
+)
 def test_a_wrong_key_is_named_with_its_value_and_what_would_be_right(draft, changes, words):
     edit(draft, **changes)
     with pytest.raises(DraftCheckpointError) as error:
@@ -65,7 +66,9 @@ def test_a_wrong_key_is_named_with_its_value_and_what_would_be_right(draft, chan
 def test_nested_keys_mean_what_flat_ones_do(draft, key):
     flat = read_draft_config(draft)
     config = json.loads((draft / "config.json").read_text())
-    config[key] = {name: config.pop(name) for name in ("block_size", "target_layer_ids", "mask_token_id", "markov_rank")}
+    config[key] = {
+        name: config.pop(name) for name in ("block_size", "target_layer_ids", "mask_token_id", "markov_rank")
+    }
     assert DraftConfig.from_dict(config) == flat
 
 
@@ -73,8 +76,11 @@ def test_a_draft_for_another_target_is_refused_by_width_vocabulary_and_layers(dr
     config = read_draft_config(draft)
     right = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size, "num_hidden_layers": 4}
     config.check_target(**right)
-    for change, words in (({"hidden_size": 128}, "hidden_size=64"), ({"vocab_size": 1000}, "vocab_size=512"),
-                          ({"num_hidden_layers": 3}, "layers 0 to 1")):
+    for change, words in (
+        ({"hidden_size": 128}, "hidden_size=64"),
+        ({"vocab_size": 1000}, "vocab_size=512"),
+        ({"num_hidden_layers": 3}, "layers 0 to 1"),
+    ):
         with pytest.raises(DraftCheckpointError, match=words):
             config.check_target(**{**right, **change})
 
@@ -85,11 +91,20 @@ def test_the_last_layer_is_refused_because_its_output_is_never_handed_out(draft)
         read_draft_config(draft).check_target(hidden_size=64, vocab_size=VOCAB_SIZE, num_hidden_layers=4)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda t: t.pop("markov_head.markov_w2.weight"), "lacks the tensors ['markov_head.markov_w2.weight']"),
-    (lambda t: t.update({"layers.0.extra.weight": t["norm.weight"].clone()}), "has the tensors ['layers.0.extra.weight']"),
-    (lambda t: t.update({"fc.weight": t["fc.weight"][:, :64].clone()}), "fc.weight has shape [64, 64]; [64, 128] would be"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop("markov_head.markov_w2.weight"), "lacks the tensors ['markov_head.markov_w2.weight']"),
+        (
+            lambda t: t.update({"layers.0.extra.weight": t["norm.weight"].clone()}),
+            "has the tensors ['layers.0.extra.weight']",
+        ),
+        (
+            lambda t: t.update({"fc.weight": t["fc.weight"][:, :64].clone()}),
+            "fc.weight has shape [64, 64]; [64, 128] would be",
+        ),
+    ],
+)
 def test_a_missing_unknown_or_misshapen_tensor_is_named(draft, change, words):
     tensors = load_file(draft / "model.safetensors")
     change(tensors)
@@ -115,12 +130,19 @@ def test_a_damaged_or_absent_file_is_an_error_with_its_path(draft):
         check_draft_folder(draft)
 
 
-@pytest.mark.parametrize(("settings", "changes", "words"), [
-    ({"verify_mode": "compact"}, {"enable_confidence_head": False, "confidence_head_with_markov": False}, "static or off"),
-    ({"verify_mode": "compact", "window_policy": "ahead"}, {}, "hidden_confidence_head"),
-    ({"verify_mode": "compact", "max_window": 5}, {}, "block_size is 4"),
-    ({"verify_mode": "compact", "min_window": 5}, {}, "block_size is 4"),
-])
+@pytest.mark.parametrize(
+    ("settings", "changes", "words"),
+    [
+        (
+            {"verify_mode": "compact"},
+            {"enable_confidence_head": False, "confidence_head_with_markov": False},
+            "static or off",
+        ),
+        ({"verify_mode": "compact", "window_policy": "ahead"}, {}, "hidden_confidence_head"),
+        ({"verify_mode": "compact", "max_window": 5}, {}, "block_size is 4"),
+        ({"verify_mode": "compact", "min_window": 5}, {}, "block_size is 4"),
+    ],
+)
 def test_a_mode_that_the_draft_cannot_serve_is_refused_with_the_flag(draft, settings, changes, words):
     edit(draft, **changes)
     with pytest.raises(ConfigError, match=words):

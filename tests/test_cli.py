@@ -17,9 +17,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dspark import cli, flags
+from sglang_dspark import cli
 from sglang_dspark.commands import serve
-from sglang_dspark.config import ConfigError, DSparkConfig
+from sglang_dspark.settings import flags
+from sglang_dspark.settings.config import ConfigError, DSparkConfig
 
 HEAVY = ("torch", "sglang", "transformers", "numpy", "scipy", "matplotlib", "dspark_kernels", "dspark_scheduler")
 LIST_HEAVY = f"import atexit, sys; atexit.register(lambda: print([m for m in {HEAVY} if m in sys.modules]))"
@@ -68,7 +69,9 @@ def test_the_serve_help_names_every_flag_of_ours():
 
 def test_the_flags_are_exactly_the_fields_of_the_config():
     without_flag = {"record"}  # `sglang-dspark calibrate` sets it; it is no setting of a server
-    assert [flag.name for flag in flags.FLAGS] == [name for name in DSparkConfig().to_dict() if name not in without_flag]
+    assert [flag.name for flag in flags.FLAGS] == [
+        name for name in DSparkConfig().to_dict() if name not in without_flag
+    ]
 
 
 def test_the_curl_line_is_a_valid_command_and_shows_no_key():
@@ -110,7 +113,10 @@ def test_off_means_no_algorithm_and_no_draft_even_when_both_were_named(sglang_pa
     ("argv", "message"),
     [
         (["--verify-mode", "static"], "add --speculative-algorithm DSPARK_LOAD_AWARE"),
-        (["--speculative-algorithm", "EAGLE", "--accept-rule", "token"], "no effect with --speculative-algorithm EAGLE"),
+        (
+            ["--speculative-algorithm", "EAGLE", "--accept-rule", "token"],
+            "no effect with --speculative-algorithm EAGLE",
+        ),
         (["--speculative-algorithm", "EAGLE", "--verify-mode", "off"], "contradicts --speculative-algorithm EAGLE"),
         ([*OURS, "--max-window", "0"], "--max-window 0"),
         ([*OURS, "--cost-model", "/no/such/file"], "--cost-model /no/such/file: no such file"),

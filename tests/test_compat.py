@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sglang.srt.plugins import load_plugins
 
-from sglang_dspark import compat
-from sglang_dspark.compat import CompatibilityError, SglangName, check
-from sglang_dspark.compat_table import TABLE
+from sglang_dspark.engine import compatibility as compat
+from sglang_dspark.engine.compatibility import CompatibilityError, SglangName, check
+from sglang_dspark.engine.compatibility_table import TABLE
 
 
 class Thing:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dspark import config as config_module
-from sglang_dspark.config import ACCEPT_RULES, SUPPORTED_VERIFY_MODES, ConfigError, DSparkConfig
+from sglang_dspark.settings import config as config_module
+from sglang_dspark.settings.config import ACCEPT_RULES, SUPPORTED_VERIFY_MODES, ConfigError, DSparkConfig
 
 WRONG = [
     ({"verify_mode": "fast"}, "--verify-mode fast"),

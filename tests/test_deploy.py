@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sglang_dspark.flags import FLAGS
 from sglang_dspark.serving.metrics import EXTRA_LABELS, METRICS
+from sglang_dspark.settings.flags import FLAGS
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -30,7 +30,11 @@ RULES = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
 def tool(name: str) -> str:
     """A program that the test extra installs beside Python."""
     path = Path(sys.executable).with_name(name)
-    return str(path) if path.exists() else shutil.which(name) or pytest.fail(f"{name} is not installed: pip install .[test]")
+    return (
+        str(path)
+        if path.exists()
+        else shutil.which(name) or pytest.fail(f"{name} is not installed: pip install .[test]")
+    )
 
 
 def documents() -> list[dict]:
@@ -38,12 +42,16 @@ def documents() -> list[dict]:
 
 
 def test_the_dockerfiles_are_as_hadolint_wants_them():
-    done = subprocess.run([tool("hadolint"), "-c", DEPLOY / ".hadolint.yaml", *DOCKERFILES], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [tool("hadolint"), "-c", DEPLOY / ".hadolint.yaml", *DOCKERFILES], capture_output=True, text=True, check=False
+    )
     assert len(DOCKERFILES) == 2 and done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_yaml_file_is_as_yamllint_wants_it():
-    done = subprocess.run([tool("yamllint"), "--strict", "-c", DEPLOY / ".yamllint", DEPLOY], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [tool("yamllint"), "--strict", "-c", DEPLOY / ".yamllint", DEPLOY], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -131,10 +139,16 @@ def test_readiness_is_generation_and_there_is_time_to_drain():
 
 
 def test_selectors_find_the_pods_they_mean():
-    pods = {d["metadata"]["name"]: d["spec"]["template"]["metadata"]["labels"] for d in documents() if d["kind"] == "Deployment"}
+    pods = {
+        d["metadata"]["name"]: d["spec"]["template"]["metadata"]["labels"]
+        for d in documents()
+        if d["kind"] == "Deployment"
+    }
     for document in documents():
         spec = document.get("spec", {})
-        selector = spec.get("selector") if document["kind"] in ("Service", "PodDisruptionBudget") else spec.get("podSelector")
+        selector = (
+            spec.get("selector") if document["kind"] in ("Service", "PodDisruptionBudget") else spec.get("podSelector")
+        )
         if selector is not None:
             wanted = selector.get("matchLabels", selector)
             assert any(wanted.items() <= labels.items() for labels in pods.values()), document["metadata"]["name"]
@@ -147,7 +161,9 @@ def test_selectors_find_the_pods_they_mean():
 # ---- metrics ---------------------------------------------------------------------------------------------------------
 
 OURS = {metric.name: metric for metric in METRICS}
-SGLANG = Path(__import__("importlib.util").util.find_spec("sglang").origin).parent / "srt/observability/metrics_collector.py"
+SGLANG = (
+    Path(__import__("importlib.util").util.find_spec("sglang").origin).parent / "srt/observability/metrics_collector.py"
+)
 
 
 def expressions() -> list[str]:
@@ -202,8 +218,21 @@ def test_board_and_rules_speak_of_metrics_and_labels_that_exist():
                 assert base_name(selector.name) in OURS, selector.name
                 assert {m.name for m in selector.matchers.matchers} <= labels_of(selector.name), query
                 seen.add(base_name(selector.name))
-    grouped = {label for query in expressions() for group in re.findall(r"by \(([^)]*)\)", query) for label in re.split(r",\s*", group)}
-    assert grouped <= {m.label for m in METRICS if m.label} | {"model_name", "instance", "le", "kind", "verify_mode", "accept_rule", "window_policy"}
+    grouped = {
+        label
+        for query in expressions()
+        for group in re.findall(r"by \(([^)]*)\)", query)
+        for label in re.split(r",\s*", group)
+    }
+    assert grouped <= {m.label for m in METRICS if m.label} | {
+        "model_name",
+        "instance",
+        "le",
+        "kind",
+        "verify_mode",
+        "accept_rule",
+        "window_policy",
+    }
     assert len(seen) >= len(METRICS) - 2, set(OURS) - seen
 
 
@@ -217,9 +246,18 @@ def test_a_renamed_metric_would_be_seen():
 def test_the_board_has_distinct_panels_that_do_not_overlap_and_reads_its_own_data_source():
     sources = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     assert {panel["datasource"]["uid"] for panel in BOARD["panels"]} == {source["uid"] for source in sources}
-    assert len({panel["id"] for panel in BOARD["panels"]}) == len({panel["title"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
-    cells = [(x, y) for panel in BOARD["panels"] for g in [panel["gridPos"]]
-             for x in range(g["x"], g["x"] + g["w"]) for y in range(g["y"], g["y"] + g["h"])]
+    assert (
+        len({panel["id"] for panel in BOARD["panels"]})
+        == len({panel["title"] for panel in BOARD["panels"]})
+        == len(BOARD["panels"])
+    )
+    cells = [
+        (x, y)
+        for panel in BOARD["panels"]
+        for g in [panel["gridPos"]]
+        for x in range(g["x"], g["x"] + g["w"])
+        for y in range(g["y"], g["y"] + g["h"])
+    ]
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
 
 

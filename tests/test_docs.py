@@ -23,8 +23,12 @@ from tests.engine.tiny_draft import tiny_draft
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
 COMMENTED = sorted(path for pattern in ("Dockerfile.*", "*.yaml") for path in (ROOT / "deploy").glob(pattern))
-COMMANDS = list(dict.fromkeys([command for page in PAGES for command in in_markdown(page, CHECKS)]
-                              + [command for file in COMMENTED for command in in_comments(file, (*CHECKS, *ALLOWED))]))
+COMMANDS = list(
+    dict.fromkeys(
+        [command for page in PAGES for command in in_markdown(page, CHECKS)]
+        + [command for file in COMMENTED for command in in_comments(file, (*CHECKS, *ALLOWED))]
+    )
+)
 WRONG = """sglang-dspark serve --verify-mod static
 sglang-dspark serve --max-step-millis 3
 sglang-dspark serve --verify-mode statik
@@ -88,10 +92,14 @@ def test_a_command_with_a_mistake_is_found(line, place):
 def test_no_line_that_looks_like_a_command_is_passed_over():
     """Counted without the Markdown parser: every line outside tables that begins with a program of ours."""
     texts = {re.sub(r"\W", "", "".join(command.words)) for command in COMMANDS}
-    looks = re.compile(r"^\s*(?:\$ )?((?:\./run|sglang-dspark|sglang serve|curl|docker|kubectl|python -m|python [a-z]+/) ?.*)", re.MULTILINE)
+    looks = re.compile(
+        r"^\s*(?:\$ )?((?:\./run|sglang-dspark|sglang serve|curl|docker|kubectl|python -m|python [a-z]+/) ?.*)",
+        re.MULTILINE,
+    )
     lines = [match[1].partition("  #")[0] for page in PAGES for match in looks.finditer(page.read_text())]
-    missed = [line for line in lines if "`" not in line and not line.endswith("\\")
-              and re.sub(r"\W", "", line) not in texts]
+    missed = [
+        line for line in lines if "`" not in line and not line.endswith("\\") and re.sub(r"\W", "", line) not in texts
+    ]
     assert len(lines) > 15 and missed == []
 
 
@@ -121,7 +129,10 @@ def test_the_python_in_the_docs_runs_up_to_the_engine(place, monkeypatch):
 
 
 def test_every_link_and_picture_in_the_docs_leads_to_a_file():
-    broken = [(page.name, target) for page in PAGES
-              for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
-              if not target.startswith(("http://", "https://")) and not (page.parent / target).exists()]
+    broken = [
+        (page.name, target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+        if not target.startswith(("http://", "https://")) and not (page.parent / target).exists()
+    ]
     assert broken == []

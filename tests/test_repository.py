@@ -21,9 +21,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = {"sglang_dspark": ROOT, "dspark_scheduler": ROOT / "scheduler", "dspark_kernels": ROOT / "kernels"}
-SOURCES = sorted(
-    path for name, folder in PACKAGES.items() for path in (folder / name).rglob("*.py")
-) + sorted((ROOT / "tests").rglob("*.py"))
+SOURCES = sorted(path for name, folder in PACKAGES.items() for path in (folder / name).rglob("*.py")) + sorted(
+    (ROOT / "tests").rglob("*.py")
+)
 
 
 def test_the_name_kernels_means_the_hugging_face_package_even_from_the_repository_root():
@@ -34,10 +34,11 @@ def test_the_name_kernels_means_the_hugging_face_package_even_from_the_repositor
 
 def test_the_mathematics_packages_import_neither_the_engine_nor_each_other():
     program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
-    done = subprocess.run([sys.executable, "-c", program, "--no-cache"], cwd=ROOT, capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
-    assert "2 kept, 0 broken" in done.stdout
+    assert "3 kept, 0 broken" in done.stdout
 
 
 def test_a_forbidden_import_would_be_seen(tmp_path):
@@ -47,8 +48,14 @@ def test_a_forbidden_import_would_be_seen(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program, "--no-cache"], cwd=tmp_path, env=environment,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1 and "dspark_scheduler.planted -> torch" in done.stdout, done.stdout
 
 
@@ -65,14 +72,19 @@ def test_a_wheel_would_contain_every_package():
     listed = set(PROJECT["tool"]["setuptools"]["packages"])
     there = {
         ".".join((name, *path.parent.relative_to(folder / name).parts))
-        for name, folder in PACKAGES.items() for path in (folder / name).rglob("__init__.py")
+        for name, folder in PACKAGES.items()
+        for path in (folder / name).rglob("__init__.py")
     }
     assert listed == there
 
 
 def test_the_code_is_as_ruff_wants_it():
-    done = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", str(ROOT)],
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -123,8 +135,14 @@ def script(path: Path, body: str) -> None:
 def run(checkout: Path, *arguments: str, only: Path | None = None) -> subprocess.CompletedProcess:
     """Run the launcher; `only` is a folder of stand-ins that shadows the machine's programs."""
     path = os.environ["PATH"] if only is None else f"{only}:/usr/bin:/bin"
-    return subprocess.run([str(checkout / "run"), *arguments], env={"PATH": path, "HOME": str(checkout)},
-                          capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [str(checkout / "run"), *arguments],
+        env={"PATH": path, "HOME": str(checkout)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def installed(checkout: Path, extra: str = "") -> Path:
@@ -164,8 +182,11 @@ def test_the_tests_need_more_than_the_server_and_the_server_nothing_more_than_th
     assert not log.exists()
 
 
-@pytest.mark.parametrize(("given", "passed"), [((), "-m not long"), (("--long",), ""), (("-k", "x"), "-m not long -k x"),
-                                               (("--long", "-k", "x y"), "-k x y")], ids=str)
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [((), "-m not long"), (("--long",), ""), (("-k", "x"), "-m not long -k x"), (("--long", "-k", "x y"), "-k x y")],
+    ids=str,
+)
 def test_the_long_tests_run_only_when_they_are_asked_for(checkout, given, passed):
     log = installed(checkout, "test")
     log.unlink()
@@ -193,7 +214,9 @@ def test_a_python_without_venv_is_told_what_to_install(checkout, tmp_path):
     assert not (checkout / ".venv").exists(), "a half-made environment would look finished"
 
 
-NEW_VENV = 'mkdir -p "$3/bin"; printf "#!/usr/bin/env bash\\n%s\\n" "{python}" > "$3/bin/python"; chmod +x "$3/bin/python"'
+NEW_VENV = (
+    'mkdir -p "$3/bin"; printf "#!/usr/bin/env bash\\n%s\\n" "{python}" > "$3/bin/python"; chmod +x "$3/bin/python"'
+)
 
 
 def test_a_full_disk_is_refused_before_the_download(checkout, tmp_path):
@@ -226,7 +249,12 @@ def test_a_wheel_would_contain_every_data_file():
         top, *rest = package.split(".")
         folder = (PACKAGES[top] / top).joinpath(*rest)
         packed |= {path for pattern in patterns for path in folder.glob(pattern)}
-    tracked = subprocess.run(["git", "ls-files", *(str(folder / name) for name, folder in PACKAGES.items())], cwd=ROOT,
-                             capture_output=True, text=True, check=True).stdout.splitlines()
+    tracked = subprocess.run(
+        ["git", "ls-files", *(str(folder / name) for name, folder in PACKAGES.items())],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
     data = {ROOT / line for line in tracked if not line.endswith((".py", ".md"))}
     assert data <= packed, sorted(str(path) for path in data - packed)

@@ -49,8 +49,10 @@ class Plan:
     @property
     def rule(self) -> str:
         """The verdict's rule in words."""
-        return (f"faster: output tokens per second at least {self.bar:.1%} above the mean of the two controls around "
-                "it, and by more than those two differ; slower: the same below; undecided otherwise")
+        return (
+            f"faster: output tokens per second at least {self.bar:.1%} above the mean of the two controls around "
+            "it, and by more than those two differ; slower: the same below; undecided otherwise"
+        )
 
 
 @dataclass
@@ -144,15 +146,19 @@ def gained(before: list[dict] | None, after: list[dict] | None) -> dict | None:
         return 1000 * gain(lambda s: sum(s["seconds"][name] for name in names)) / steps
 
     return {
-        "steps": steps, "mean_requests": requests / steps,
+        "steps": steps,
+        "mean_requests": requests / steps,
         "tokens_per_step": gain(lambda s: s["tokens"]["committed"]) / requests,
         "step_ms": 1000 * gain(lambda s: s["seconds"]["step"]) / timed if timed else None,
         "predicted_step_ms": 1000 * gain(lambda s: s["predicted_seconds"]) / timed if timed else None,
-        "draft_ms": part_ms("backbone", "draft"), "verify_ms": part_ms("verify"),
-        "accept_ms": part_ms("accept", "commit"), "host_ms": part_ms("host"),
+        "draft_ms": part_ms("backbone", "draft"),
+        "verify_ms": part_ms("verify"),
+        "accept_ms": part_ms("accept", "commit"),
+        "host_ms": part_ms("host"),
         "mean_window": verified / requests,
         "acceptance_rate": gain(lambda s: s["tokens"]["accepted"]) / verified if verified else None,
-        "skipped": gain(lambda s: s["skipped_steps"]) / steps, "windows": windows,
+        "skipped": gain(lambda s: s["skipped_steps"]) / steps,
+        "windows": windows,
     }
 
 

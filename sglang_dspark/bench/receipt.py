@@ -14,8 +14,10 @@ from pathlib import Path
 
 from sglang_dspark.bench.bracket import Cell, Plan, plan_to_dict, verdicts
 
-FOOTNOTE = ("tokens/step, step and window are the server's own (docs/metrics.md), the generator's warm-up included; "
-            "ms/token is the generator's time per output token after the first, median over requests.")
+FOOTNOTE = (
+    "tokens/step, step and window are the server's own (docs/metrics.md), the generator's warm-up included; "
+    "ms/token is the generator's time per output token after the first, median over requests."
+)
 PLOTS = (("output_throughput", "output tokens per second"), ("median_tpot_ms", "ms per token (median)"))
 COLUMNS = (
     ("tokens/s", lambda r: f"{r.load['output_throughput']:.1f}"),
@@ -38,8 +40,17 @@ def begin(folder: Path, plan: Plan, described: dict) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
     with open(path, "x") as out:
-        json.dump({"plan": plan_to_dict(plan), "server": described, "machine": machine(), "written": _now(),
-                   "command": command_line(sys.argv[1:])}, out, indent=1)
+        json.dump(
+            {
+                "plan": plan_to_dict(plan),
+                "server": described,
+                "machine": machine(),
+                "written": _now(),
+                "command": command_line(sys.argv[1:]),
+            },
+            out,
+            indent=1,
+        )
     return path
 
 
@@ -47,8 +58,12 @@ def finish(folder: Path, plan: Plan, cells: list[Cell]) -> list[Path]:
     """Write receipt.json, receipt.md and the pictures beside plan.json; returns their paths."""
     before = json.loads((folder / "plan.json").read_text())
     judged = [verdicts(plan, cell) for cell in cells]
-    body = {**before, "finished": _now(), "load_average_after": os.getloadavg(),
-            "cells": [{**asdict(cell), "verdicts": v} for cell, v in zip(cells, judged)]}
+    body = {
+        **before,
+        "finished": _now(),
+        "load_average_after": os.getloadavg(),
+        "cells": [{**asdict(cell), "verdicts": v} for cell, v in zip(cells, judged)],
+    }
     (folder / "receipt.json").write_text(json.dumps(body, indent=1))
     (folder / "receipt.md").write_text(markdown(body, plan, cells, judged))
     return [folder / "receipt.json", folder / "receipt.md", *draw(folder, cells)]
@@ -69,8 +84,13 @@ def machine() -> dict:
     """What was under it, as far as it can be told."""
     names = (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name"))
     model = next(names, "")
-    return {"system": platform.platform(), "cpu": model or platform.machine(), "cores": os.cpu_count(),
-            "load_average": os.getloadavg(), **{name: version(name) for name in ("sglang", "torch", "sglang-dspark")}}
+    return {
+        "system": platform.platform(),
+        "cpu": model or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        **{name: version(name) for name in ("sglang", "torch", "sglang-dspark")},
+    }
 
 
 def cautions(plan: Plan) -> list[str]:
@@ -79,36 +99,60 @@ def cautions(plan: Plan) -> list[str]:
     if plan.temperature == 0:
         said.append("Every request is greedy, so the token, block and coupled rules cannot show a difference.")
     if any(arm.url is None and (arm.settings or {}).get("verify_mode") == "off" for arm in arms):
-        said.append("`off` was switched on at run time: it decodes plainly but still keeps the draft's KV up to date. "
-                    "The full control is a server started with --verify-mode off (arm off@URL).")
+        said.append(
+            "`off` was switched on at run time: it decodes plainly but still keeps the draft's KV up to date. "
+            "The full control is a server started with --verify-mode off (arm off@URL)."
+        )
     if any(arm.schedule for arm in arms):
         said.append("`schedule` takes its length from the number of clients, not from the batch of each step.")
     if any(arm.url for arm in arms):
-        said.append("Arms with an address ran on servers of their own, which share the machine's memory and, if busy, "
-                    "its cores.")
+        said.append(
+            "Arms with an address ran on servers of their own, which share the machine's memory and, if busy, "
+            "its cores."
+        )
     return said
 
 
 def markdown(body: dict, plan: Plan, cells: list[Cell], judged: list[list[dict]]) -> str:
     """The receipt for people."""
     machine_, server = body["machine"], body["server"]
-    lines = ["# Benchmark receipt", "", f"`{body['command']}`", "",
-             (f"{body['written']} to {body['finished']}, {machine_['cpu']}, {machine_['cores']} cores, load average "
-             f"{machine_['load_average'][0]:.1f} before and {body['load_average_after'][0]:.1f} after; "
-             f"SGLang {machine_['sglang']}, torch {machine_['torch']}, sglang-dspark {machine_['sglang-dspark']}."), "",
-             (f"Target `{server.get('model_path')}`, draft `{server.get('speculative_draft_model_path')}`. "
-             f"{plan.requests} requests a run, {plan.output_tokens // 2} to {plan.output_tokens * 3 // 2} tokens each{' at most' * plan.stop_at_end}, "
-             f"temperature {plan.temperature}, seed {plan.seed}. "
-             "Load generator: `sglang.benchmark.serving`."), "", f"**Rule, written before the run.** {plan.rule}.", ""]
+    lines = [
+        "# Benchmark receipt",
+        "",
+        f"`{body['command']}`",
+        "",
+        (
+            f"{body['written']} to {body['finished']}, {machine_['cpu']}, {machine_['cores']} cores, load average "
+            f"{machine_['load_average'][0]:.1f} before and {body['load_average_after'][0]:.1f} after; "
+            f"SGLang {machine_['sglang']}, torch {machine_['torch']}, sglang-dspark {machine_['sglang-dspark']}."
+        ),
+        "",
+        (
+            f"Target `{server.get('model_path')}`, draft `{server.get('speculative_draft_model_path')}`. "
+            f"{plan.requests} requests a run, {plan.output_tokens // 2} to {plan.output_tokens * 3 // 2} tokens each{' at most' * plan.stop_at_end}, "
+            f"temperature {plan.temperature}, seed {plan.seed}. "
+            "Load generator: `sglang.benchmark.serving`."
+        ),
+        "",
+        f"**Rule, written before the run.** {plan.rule}.",
+        "",
+    ]
     lines += [f"- {caution}" for caution in cautions(plan)] + [""]
     lines += ["| traffic | clients | arm | gain | controls differ | verdict |", "|---|--:|---|--:|--:|---|"]
     for cell, verdict in zip(cells, judged):
-        lines += [f"| {cell.traffic} | {cell.concurrency} | {v['arm']} | {v['gain']:+.1%} | {v['spread']:.1%} | "
-                  f"{v['verdict']} |" for v in verdict]
+        lines += [
+            f"| {cell.traffic} | {cell.concurrency} | {v['arm']} | {v['gain']:+.1%} | {v['spread']:.1%} | "
+            f"{v['verdict']} |"
+            for v in verdict
+        ]
     for cell in cells:
-        lines += ["", f"## {cell.traffic}, {cell.concurrency} clients", "",
-                  "| run | " + " | ".join(name for name, _ in COLUMNS) + " |",
-                  "|---|" + "--:|" * len(COLUMNS)]
+        lines += [
+            "",
+            f"## {cell.traffic}, {cell.concurrency} clients",
+            "",
+            "| run | " + " | ".join(name for name, _ in COLUMNS) + " |",
+            "|---|" + "--:|" * len(COLUMNS),
+        ]
         lines += [f"| {run.arm} | " + " | ".join(read(run) for _, read in COLUMNS) + " |" for run in cell.runs]
     return "\n".join([*lines, "", FOOTNOTE, ""])
 

@@ -14,8 +14,20 @@ import httpx
 
 # What a run keeps of the load generator's result; the inter-token latency is its time per output token, since a chunk
 # of a stream holds all tokens of a step.
-KEPT = ("duration", "completed", "total_input_tokens", "total_output_tokens", "output_throughput", "median_ttft_ms",
-        "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "median_e2e_latency_ms", "p99_itl_ms")
+KEPT = (
+    "duration",
+    "completed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "output_throughput",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "median_tpot_ms",
+    "p99_tpot_ms",
+    "median_e2e_latency_ms",
+    "p99_itl_ms",
+)
 
 
 class ServerError(RuntimeError):
@@ -58,9 +70,19 @@ class Server:
     def describe(self) -> dict:
         """Model, engine version and what was started, for the receipt."""
         info = self._ask("GET", "/server_info", self.admin_key or self.key).json()
-        kept = ("model_path", "served_model_name", "speculative_algorithm", "speculative_draft_model_path", "version",
-                "dtype", "tp_size", "max_running_requests", "max_total_num_tokens", "device",
-                "attention_backend")
+        kept = (
+            "model_path",
+            "served_model_name",
+            "speculative_algorithm",
+            "speculative_draft_model_path",
+            "version",
+            "dtype",
+            "tp_size",
+            "max_running_requests",
+            "max_total_num_tokens",
+            "device",
+            "attention_backend",
+        )
         return {name: info.get(name) for name in kept}
 
     def model_name(self) -> str:
@@ -88,8 +110,10 @@ class Server:
         try:
             return Path(snapshot_download(name, local_files_only=True))
         except (OSError, ValueError) as error:
-            raise ServerError(f"the tokenizer {name!r} of {self.url} is neither a path of this machine nor in the "
-                              "local Hugging Face cache: name a folder that holds it with --tokenizer") from error
+            raise ServerError(
+                f"the tokenizer {name!r} of {self.url} is neither a path of this machine nor in the "
+                "local Hugging Face cache: name a folder that holds it with --tokenizer"
+            ) from error
 
     def _ask(
         self, method: str, path: str, key: str | None, allowed: tuple[int, ...] = (200,), **more
@@ -117,13 +141,34 @@ def run_load(
     tokenizer = server.tokenizer_path()
     result = dataset.with_suffix(".result.jsonl")
     result.unlink(missing_ok=True)
-    argv = ["--backend", "sglang-oai-chat", "--base-url", server.url, "--dataset-name", "openai",
-            "--dataset-path", dataset, "--num-prompts", count, "--max-concurrency", concurrency,
-            # As `--model` too: the generator looks up that name's chat template, on the hub if it is no path.
-            "--model", tokenizer, "--tokenizer", tokenizer, "--served-model-name", server.model_name(),
-            "--output-file", result, "--disable-tqdm",
-            "--warmup-requests", min(concurrency, 4) if warmup is None else warmup,
-            "--ready-check-timeout-sec", 10]
+    argv = [
+        "--backend",
+        "sglang-oai-chat",
+        "--base-url",
+        server.url,
+        "--dataset-name",
+        "openai",
+        "--dataset-path",
+        dataset,
+        "--num-prompts",
+        count,
+        "--max-concurrency",
+        concurrency,
+        # As `--model` too: the generator looks up that name's chat template, on the hub if it is no path.
+        "--model",
+        tokenizer,
+        "--tokenizer",
+        tokenizer,
+        "--served-model-name",
+        server.model_name(),
+        "--output-file",
+        result,
+        "--disable-tqdm",
+        "--warmup-requests",
+        min(concurrency, 4) if warmup is None else warmup,
+        "--ready-check-timeout-sec",
+        10,
+    ]
     log = _generate([str(word) for word in argv] + ["--disable-ignore-eos"] * stop_at_end, server.key)
     if not result.is_file():
         raise ServerError(f"the load generator gave no result: {log[-500:]}")

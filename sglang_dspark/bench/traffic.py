@@ -11,10 +11,15 @@ _TAGS = {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItem
 _FIELDS = {"name": {"type": "string", "maxLength": 40}, "count": {"type": "integer"}, "tags": _TAGS}
 _SCHEMA = {"type": "object", "properties": _FIELDS, "required": ["name", "count", "tags"]}
 _THINGS = ("bridges", "letters", "birds", "recipes", "tools", "rivers", "songs", "stations", "books", "coins")
-_TASKS = ("list every file over {n} MB under {d}", "count the lines of all .{e} files under {d}",
-          "show the {n} newest files in {d}", "replace every tab by {n} spaces in the .{e} files of {d}",
-          "find .{e} files changed in the last {n} days in {d}", "make an archive of {d} without its .{e} files",
-          "print the {n} largest folders below {d}")
+_TASKS = (
+    "list every file over {n} MB under {d}",
+    "count the lines of all .{e} files under {d}",
+    "show the {n} newest files in {d}",
+    "replace every tab by {n} spaces in the .{e} files of {d}",
+    "find .{e} files changed in the last {n} days in {d}",
+    "make an archive of {d} without its .{e} files",
+    "print the {n} largest folders below {d}",
+)
 
 
 def traffic(
@@ -66,7 +71,7 @@ def _spread(index: int) -> float:
 
 
 def _from_file(file: Path) -> dict[str, list[dict]]:
-    from sglang_dspark.training.prompts import load_prompts
+    from sglang_dspark.prompts.prompts import load_prompts
 
     pools: dict[str, list[dict]] = {}
     for prompt in load_prompts(file):
@@ -75,13 +80,15 @@ def _from_file(file: Path) -> dict[str, list[dict]]:
 
 
 def _built_in(count: int, seed: int, rng: random.Random) -> dict[str, list[dict]]:
-    from sglang_dspark.training.sources import package_prompts
+    from sglang_dspark.prompts.sources import package_prompts
 
     prompts = package_prompts(count, seed)
     pools = {kind: [_row(prompt.messages) for prompt in found] for kind, found in prompts.items()}
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}
-    collections = [f"Invent a collection of {thing} (number {i}) and describe it as JSON."
-                   for i, thing in enumerate(rng.choices(_THINGS, k=count))]
+    collections = [
+        f"Invent a collection of {thing} (number {i}) and describe it as JSON."
+        for i, thing in enumerate(rng.choices(_THINGS, k=count))
+    ]
     pools["structured"] = [{**_row((("user", text),)), "response_format": schema} for text in collections]
     commands = [f"Write one shell command that does this, and explain it: {_task(rng)}." for _ in range(count)]
     pools["shell"] = [_row((("user", text),)) for text in commands]
@@ -89,8 +96,11 @@ def _built_in(count: int, seed: int, rng: random.Random) -> dict[str, list[dict]
 
 
 def _task(rng: random.Random) -> str:
-    return rng.choice(_TASKS).format(n=rng.randint(2, 500), d=rng.choice(("/var/log", "~/projects", "/srv/data", ".")),
-                                     e=rng.choice(("py", "txt", "log", "md", "json")))
+    return rng.choice(_TASKS).format(
+        n=rng.randint(2, 500),
+        d=rng.choice(("/var/log", "~/projects", "/srv/data", ".")),
+        e=rng.choice(("py", "txt", "log", "md", "json")),
+    )
 
 
 def _row(messages) -> dict:

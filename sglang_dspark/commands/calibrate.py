@@ -12,7 +12,9 @@ import typer
 def calibrate(
     ctx: typer.Context,
     prompts: Annotated[Path, typer.Argument(help='JSONL: {"prompt": "..."} or {"messages": [...]} per line.')],
-    out: Annotated[Path, typer.Option(help="Where to write the calibration file (for --calibration).")] = Path("sts.json"),
+    out: Annotated[Path, typer.Option(help="Where to write the calibration file (for --calibration).")] = Path(
+        "sts.json"
+    ),
     tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="Temperature that is served.")] = 1.0,
     objective: Annotated[str, typer.Option(help="ece (the paper's) or nll.")] = "ece",
@@ -28,13 +30,20 @@ def calibrate(
     texts = read_prompts(prompts)
     record = Path(tempfile.mkdtemp()) / "outcomes.npz"
     with measured_engine(arguments_of(ctx), verify_mode="static", calibration="off", record=str(record)) as engine:
-        texts = [text if isinstance(text, str) else engine.tokenizer_manager.tokenizer.apply_chat_template(
-            text, tokenize=False, add_generation_prompt=True) for text in texts]
+        texts = [
+            text
+            if isinstance(text, str)
+            else engine.tokenizer_manager.tokenizer.apply_chat_template(
+                text, tokenize=False, add_generation_prompt=True
+            )
+            for text in texts
+        ]
         engine.generate(texts, {"temperature": temperature, "max_new_tokens": tokens})
         status = status_of_first_rank(engine)  # asking writes what was recorded
     with np.load(record) as outcomes:
-        scaling = SequentialTemperatureScaling.fit(outcomes["logits"], outcomes["acceptance"], outcomes["observed"],
-                                                   objective=objective)
+        scaling = SequentialTemperatureScaling.fit(
+            outcomes["logits"], outcomes["acceptance"], outcomes["observed"], objective=objective
+        )
     scaling.save(out, Fingerprint(**status["fingerprint"]))
     report(scaling)
     typer.echo(f"wrote {out}; serve with --calibration {out}")

@@ -98,7 +98,7 @@ def device() -> Iterator[Finding]:
 
 def versions() -> Iterator[Finding]:
     from sglang_dspark import __version__
-    from sglang_dspark.compat import EXPECTED_VERSION, installed_version
+    from sglang_dspark.engine.compatibility import EXPECTED_VERSION, installed_version
 
     found = installed_version()
     fix = f"made for {EXPECTED_VERSION}: pip install sglang=={EXPECTED_VERSION}" * (found != EXPECTED_VERSION)
@@ -116,12 +116,15 @@ def _version(name: str) -> str:
 
 def interface() -> Iterator[Finding]:
     """Every row of the compatibility table."""
-    from sglang_dspark.compat import EXPECTED_VERSION, check
-    from sglang_dspark.compat_table import TABLE
+    from sglang_dspark.engine.compatibility import EXPECTED_VERSION, check
+    from sglang_dspark.engine.compatibility_table import TABLE
 
     problems = check()
-    yield Finding("SGLang's interface", f"{len(TABLE) - len(problems)} of {len(TABLE)} names as expected",
-                  f"pip install sglang=={EXPECTED_VERSION}" * bool(problems))
+    yield Finding(
+        "SGLang's interface",
+        f"{len(TABLE) - len(problems)} of {len(TABLE)} names as expected",
+        f"pip install sglang=={EXPECTED_VERSION}" * bool(problems),
+    )
     for problem in problems:
         yield Finding("mismatch", problem, "the file named would break")
 
@@ -136,18 +139,24 @@ def plugins() -> Iterator[Finding]:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_dspark.cpu import accelerator_present
-    from sglang_dspark.flags import ALGORITHM, FLAGS
+    from sglang_dspark.settings.flags import ALGORITHM, FLAGS
 
     load_plugins()
     ours = type(current_platform).__module__.startswith("sglang_dspark")
     wrong = not ours and not accelerator_present()
-    yield Finding("platform", type(current_platform).__name__,
-                  "SGLang did not take our CPU platform: SGLANG_PLATFORM or SGLANG_PLUGINS leaves it out" * wrong)
+    yield Finding(
+        "platform",
+        type(current_platform).__name__,
+        "SGLang did not take our CPU platform: SGLANG_PLATFORM or SGLANG_PLUGINS leaves it out" * wrong,
+    )
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     missing = [flag.option for flag in FLAGS if flag.option not in parser._option_string_actions]
-    yield Finding("flags", f"{len(FLAGS) - len(missing)} of {len(FLAGS)} in SGLang's parser",
-                  "reinstall sglang-dspark (pip install -e .), see the errors above" * bool(missing))
+    yield Finding(
+        "flags",
+        f"{len(FLAGS) - len(missing)} of {len(FLAGS)} in SGLang's parser",
+        "reinstall sglang-dspark (pip install -e .), see the errors above" * bool(missing),
+    )
     try:
         SpeculativeAlgorithm.from_string(ALGORITHM)
         yield Finding("algorithm", f"{ALGORITHM} is registered")
@@ -156,8 +165,8 @@ def plugins() -> Iterator[Finding]:
 
 
 def demo() -> Iterator[Finding]:
-    from sglang_dspark.checkpoint import check_draft_folder
     from sglang_dspark.demo.target import FOLDER, GGUF_SHA256, default_cache_dir, demo_draft_path, is_complete
+    from sglang_dspark.models.checkpoint import check_draft_folder
 
     cache = default_cache_dir()
     nearest = next(path for path in (cache, *cache.parents) if path.exists())

@@ -16,11 +16,11 @@ def measured_engine(argv: list[str], **settings) -> Iterator:
     Raises:
         typer.Exit: a flag, path or draft that serve would refuse, with its one line.
     """
-    from sglang_dspark.checkpoint import DraftCheckpointError
     from sglang_dspark.commands.preflight import PreflightError, plan_start
     from sglang_dspark.commands.serve import fail
-    from sglang_dspark.config import ConfigError
     from sglang_dspark.demo.target import DemoTargetError
+    from sglang_dspark.models.draft_config import DraftCheckpointError
+    from sglang_dspark.settings.config import ConfigError
 
     try:
         plan = plan_start(argv)
@@ -30,7 +30,7 @@ def measured_engine(argv: list[str], **settings) -> Iterator:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_dspark.flags import attach, config_of
+    from sglang_dspark.settings.flags import attach, config_of
 
     load_plugins()
     server_args = prepare_server_args(list(plan.argv))

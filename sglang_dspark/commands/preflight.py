@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_dspark.config import DSparkConfig
-from sglang_dspark.flags import ALGORITHM, add_flags, config_of_namespace
-from sglang_dspark.unsupported import check_start
+from sglang_dspark.engine.unsupported import check_start
+from sglang_dspark.settings.config import DSparkConfig
+from sglang_dspark.settings.flags import ALGORITHM, add_flags, config_of_namespace
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
 # A server without its model: four Python processes with torch, most pages shared (measured 2026-11-29: README).
@@ -142,7 +142,9 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PreflightError(f"port {port} on {host} is in use: stop what listens there, or pass --port N") from error
+            raise PreflightError(
+                f"port {port} on {host} is in use: stop what listens there, or pass --port N"
+            ) from error
         raise PreflightError(f"cannot listen on {host}:{port} ({error}): change --host or --port") from error
 
 
@@ -157,16 +159,16 @@ def check_models(plan: Plan, speculates: bool) -> None:
     shape = read_config(target, "--model-path")
     folders = [target]
     if speculates:
-        from sglang_dspark.algorithm import local_folder
-        from sglang_dspark.checkpoint import check_draft_folder
+        from sglang_dspark.models.checkpoint import check_draft_folder, local_folder
 
         path = plan.args.speculative_draft_model_path
         if local_model(path, "--speculative-draft-model-path", None) is not None:
             read_config(Path(path), "--speculative-draft-model-path")
         draft = Path(local_folder(path))
         text = shape.get("text_config", shape)
-        check_draft_folder(draft).check_target(hidden_size=text["hidden_size"], vocab_size=text["vocab_size"],
-                                               num_hidden_layers=text["num_hidden_layers"])
+        check_draft_folder(draft).check_target(
+            hidden_size=text["hidden_size"], vocab_size=text["vocab_size"], num_hidden_layers=text["num_hidden_layers"]
+        )
         folders.append(draft)
     check_memory(plan.args, folders, shape)
 
@@ -203,7 +205,9 @@ def unreachable() -> str | None:
     if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
         return None  # the client answers offline at once; a proxy resolves names for us
     try:
-        socket.create_connection((host.hostname, host.port or (443 if host.scheme == "https" else 80)), timeout=10).close()
+        socket.create_connection(
+            (host.hostname, host.port or (443 if host.scheme == "https" else 80)), timeout=10
+        ).close()
     except OSError as error:
         return f"{host.hostname} cannot be reached to fetch it ({error})"
     return None

@@ -30,8 +30,8 @@ def report(path: Path, gamma: int) -> None:
     from rich.table import Table
 
     from dspark_scheduler.fingerprint import load_measurement
-    from sglang_dspark.cost import ServerCost
-    from sglang_dspark.runtime import COST_KIND
+    from sglang_dspark.learning.step_cost import ServerCost
+    from sglang_dspark.step.speculation import COST_KIND
 
     cost = ServerCost.from_dict(load_measurement(path, COST_KIND, None), learn=False)
     table = Table(title="milliseconds of a step, by requests and drafts verified of each; and of its draft")

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import typer
 
-from sglang_dspark.config import ConfigError
-from sglang_dspark.flags import FLAGS
+from sglang_dspark.settings.config import ConfigError
+from sglang_dspark.settings.flags import FLAGS
 
 EXIT_USAGE = 2
 _QUESTION = "Explain in one sentence what a library is."
@@ -33,9 +33,9 @@ def serve(ctx: typer.Context) -> None:
 
 def run(argv: list[str]) -> int:
     """Start a server with SGLang's and our flags; returns the exit status when it has ended."""
-    from sglang_dspark.checkpoint import DraftCheckpointError
     from sglang_dspark.commands.preflight import PreflightError, plan_start
     from sglang_dspark.demo.target import DemoTargetError
+    from sglang_dspark.models.draft_config import DraftCheckpointError
 
     try:
         plan = plan_start(argv)
@@ -75,8 +75,11 @@ def announce(url: str, args: argparse.Namespace, mode: str) -> None:
 
 def curl_line(url: str, args: argparse.Namespace) -> str:
     """A shell command that asks the server a question."""
-    body = {"model": args.served_model_name or args.model_path, "max_tokens": 64,
-            "messages": [{"role": "user", "content": _QUESTION}]}
+    body = {
+        "model": args.served_model_name or args.model_path,
+        "max_tokens": 64,
+        "messages": [{"role": "user", "content": _QUESTION}],
+    }
     command = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     if args.api_key:
         command += ["-H", "Authorization: Bearer YOUR_API_KEY"]  # never print the key itself

@@ -8,7 +8,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 from sglang_dspark.cpu import ATTENTION_BACKEND
 from sglang_dspark.cpu.defaults import apply_defaults
-from sglang_dspark.cpu.process import prepare_process, prepare_worker
+from sglang_dspark.cpu.processes.process import prepare_process, prepare_worker
 from sglang_dspark.cpu.refusals import SPECULATIVE_ALGORITHMS, refuse_layers
 
 

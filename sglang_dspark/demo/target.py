@@ -191,7 +191,9 @@ def _convert(gguf: Path, target: Path, progress: bool) -> None:
         raise DemoTargetError(f"converting the demo target needs torch and transformers: {error}") from error
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
-            raise DemoTargetError(f"converting the demo target needs the package {package}: python -m pip install {package}")
+            raise DemoTargetError(
+                f"converting the demo target needs the package {package}: python -m pip install {package}"
+            )
     transformers_logging.disable_progress_bar()
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)

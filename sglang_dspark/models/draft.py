@@ -1,6 +1,6 @@
 """DSpark draft models for the engine's model registry: a block of masks, read against the target's features.
 
-Parameter names and shapes are DeepSpec's (`facts` of the format: `sglang_dspark/checkpoint.py`). One forward
+Parameter names and shapes are DeepSpec's (`facts` of the format: `sglang_dspark/models/checkpoint.py`). One forward
 takes [anchor, mask x (gamma-1)] per request; slot i predicts the token after it. Keys and values of the context are
 not computed by the forward: `write_context` puts them into the draft's KV pool, at the target's own slots, from
 the target's features (paper, eq. 2-3).
@@ -27,13 +27,19 @@ from torch import nn
 
 from dspark_kernels.confidence import ConfidenceHead
 from dspark_kernels.markov import HEADS
-from sglang_dspark.checkpoint import SHARED_WITH_TARGET, DraftCheckpointError, DraftConfig, tensor_name
+from sglang_dspark.models.checkpoint import SHARED_WITH_TARGET, tensor_name
+from sglang_dspark.models.draft_config import DraftCheckpointError, DraftConfig
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-_FUSED = {"q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
-          "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)}
+_FUSED = {
+    "q_proj": ("qkv_proj", "q"),
+    "k_proj": ("qkv_proj", "k"),
+    "v_proj": ("qkv_proj", "v"),
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
+}
 
 
 class DraftAttention(nn.Module):
@@ -42,8 +48,9 @@ class DraftAttention(nn.Module):
     def __init__(self, config, draft: DraftConfig, layer_id: int) -> None:
         super().__init__()
         self.head_dim = draft.head_dim
-        self.qkv_proj = QKVParallelLinear(draft.hidden_size, draft.head_dim, draft.num_attention_heads,
-                                          draft.num_key_value_heads, bias=False)
+        self.qkv_proj = QKVParallelLinear(
+            draft.hidden_size, draft.head_dim, draft.num_attention_heads, draft.num_key_value_heads, bias=False
+        )
         self.o_proj = RowParallelLinear(draft.num_attention_heads * draft.head_dim, draft.hidden_size, bias=False)
         ranks = get_parallel().tp_size
         self.num_heads = draft.num_attention_heads // ranks
@@ -55,10 +62,22 @@ class DraftAttention(nn.Module):
         else:
             self.q_norm = self.k_norm = None
         theta, scaling = get_rope_config(config)
-        self.rotary_emb = get_rope(draft.head_dim, rotary_dim=draft.head_dim, base=theta, rope_scaling=scaling,
-                                   max_position=config.max_position_embeddings, is_neox_style=True)
-        self.attn = RadixAttention(self.num_heads, self.head_dim, self.head_dim**-0.5, self.num_kv_heads,
-                                   layer_id=layer_id, attn_type=AttentionType.ENCODER_ONLY)
+        self.rotary_emb = get_rope(
+            draft.head_dim,
+            rotary_dim=draft.head_dim,
+            base=theta,
+            rope_scaling=scaling,
+            max_position=config.max_position_embeddings,
+            is_neox_style=True,
+        )
+        self.attn = RadixAttention(
+            self.num_heads,
+            self.head_dim,
+            self.head_dim**-0.5,
+            self.num_kv_heads,
+            layer_id=layer_id,
+            attn_type=AttentionType.ENCODER_ONLY,
+        )
 
     def forward(self, positions: torch.Tensor, hidden: torch.Tensor, forward_batch: ForwardBatch) -> torch.Tensor:
         qkv, _ = self.qkv_proj(hidden)
@@ -125,12 +144,16 @@ class DSparkDraft(nn.Module):
         self.hidden_norm = RMSNorm(draft.hidden_size, eps=draft.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config, draft, i) for i in range(draft.num_hidden_layers))
         self.norm = RMSNorm(draft.hidden_size, eps=draft.rms_norm_eps)
-        self.markov_head = HEADS[draft.markov_head_type](
-            draft.vocab_size, draft.markov_rank, draft.hidden_size, draft.support_size) if draft.markov_rank else None
+        self.markov_head = (
+            HEADS[draft.markov_head_type](draft.vocab_size, draft.markov_rank, draft.hidden_size, draft.support_size)
+            if draft.markov_rank
+            else None
+        )
         markov_width = draft.markov_rank if draft.confidence_head_with_markov else 0
         self.confidence_head = ConfidenceHead(draft.hidden_size, markov_width) if draft.enable_confidence_head else None
         self.hidden_confidence_head = (
-            ConfidenceHead(draft.hidden_size, 0) if draft.enable_hidden_confidence_head else None)
+            ConfidenceHead(draft.hidden_size, 0) if draft.enable_hidden_confidence_head else None
+        )
         ids = torch.arange(draft.support_size) if draft.draft_vocab_size else None
         self.register_buffer("draft_token_ids", ids)
         self.embed_tokens: nn.Module | None = None
@@ -144,8 +167,10 @@ class DSparkDraft(nn.Module):
         """
         weight = getattr(lm_head, "weight", None)
         if weight is None or not weight.is_floating_point() or weight.shape[-1] != self.draft.hidden_size:
-            raise DraftCheckpointError("the target's lm_head cannot be shared with the draft: it is quantised, or not "
-                                       f"of width hidden_size={self.draft.hidden_size}")
+            raise DraftCheckpointError(
+                "the target's lm_head cannot be shared with the draft: it is quantised, or not "
+                f"of width hidden_size={self.draft.hidden_size}"
+            )
         self.embed_tokens = embed_tokens
         self._head_weight = support_rows(lm_head, self.draft_token_ids)
 

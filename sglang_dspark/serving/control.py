@@ -9,12 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from sglang_dspark.config import ACCEPT_RULES, VERIFY_MODES, WINDOW_POLICIES, ConfigError
+from sglang_dspark.settings.config import ACCEPT_RULES, VERIFY_MODES, WINDOW_POLICIES, ConfigError
 
 logger = logging.getLogger(__name__)
 
-SET_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.set_internal_state"
-GET_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
+SET_STATE = (
+    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.set_internal_state"
+)
+GET_STATE = (
+    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
+)
 PREFIX = "dspark_set_"
 _CHOICES = {"verify_mode": VERIFY_MODES, "accept_rule": ACCEPT_RULES, "window_policy": WINDOW_POLICIES}
 SWITCHABLE = (*_CHOICES, "min_window", "max_window", "max_step_ms")

@@ -14,16 +14,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sglang_dspark.meter import PARTS, Meter
+from sglang_dspark.learning.meter import PARTS, Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sglang_dspark.meter import Totals
+    from sglang_dspark.learning.meter import Totals
 
 FLUSH_SECONDS = 0.25
-STEP_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.096, 0.128, 0.192, 0.256, 0.512,
-                1.024, 2.048)
+STEP_BUCKETS = (
+    0.002,
+    0.004,
+    0.006,
+    0.008,
+    0.012,
+    0.016,
+    0.024,
+    0.032,
+    0.048,
+    0.064,
+    0.096,
+    0.128,
+    0.192,
+    0.256,
+    0.512,
+    1.024,
+    2.048,
+)
 RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
@@ -68,49 +85,102 @@ def _by_position(name: str, help: str, read) -> Metric:
 
 METRICS = (
     _counter("dspark_steps_total", "Decode steps.", lambda t: t.steps),
-    _counter("dspark_steps_without_draft_total", "Decode steps that did not draft (of dspark_steps_total).",
-             lambda t: t.skipped),
-    _counter("dspark_step_requests_total", "Requests of all decode steps; divided by dspark_steps_total, the load.",
-             lambda t: t.requests),
-    _counter("dspark_drafts_offered_total", "Drafts of whole blocks: block size times requests, every step.",
-             lambda t: t.offered),
+    _counter(
+        "dspark_steps_without_draft_total",
+        "Decode steps that did not draft (of dspark_steps_total).",
+        lambda t: t.skipped,
+    ),
+    _counter(
+        "dspark_step_requests_total",
+        "Requests of all decode steps; divided by dspark_steps_total, the load.",
+        lambda t: t.requests,
+    ),
+    _counter(
+        "dspark_drafts_offered_total",
+        "Drafts of whole blocks: block size times requests, every step.",
+        lambda t: t.offered,
+    ),
     _counter("dspark_drafts_drafted_total", "Drafts that the draft model's block length covered.", lambda t: t.drafted),
-    _counter("dspark_drafts_verified_total", "Drafts inside verify windows: the denominator of acceptance.",
-             lambda t: t.verified),
+    _counter(
+        "dspark_drafts_verified_total",
+        "Drafts inside verify windows: the denominator of acceptance.",
+        lambda t: t.verified,
+    ),
     _counter("dspark_drafts_accepted_total", "Drafts that were verified and accepted.", lambda t: t.accepted),
-    _counter("dspark_tokens_committed_total", "Tokens emitted by decode steps: accepted drafts, one more per request.",
-             lambda t: t.committed),
-    _counter("dspark_budget_drafts_total", "Drafts that the planner's budget allowed.",
-             lambda t: t.budget),
+    _counter(
+        "dspark_tokens_committed_total",
+        "Tokens emitted by decode steps: accepted drafts, one more per request.",
+        lambda t: t.committed,
+    ),
+    _counter("dspark_budget_drafts_total", "Drafts that the planner's budget allowed.", lambda t: t.budget),
     _counter("dspark_rows_total", "Rows of the target's verify forwards, padding included.", lambda t: t.rows),
     _counter("dspark_padding_rows_total", "Rows of padding (of dspark_rows_total).", lambda t: t.padding),
     _counter("dspark_settings_changes_total", "Settings switched at run time.", lambda t: t.changes),
-    _by_position("dspark_position_tried_total", "Verified drafts at a position whose predecessors were all accepted.",
-                 lambda t: t.verified_at),
-    _by_position("dspark_position_accepted_total", "Those of dspark_position_tried_total that were accepted.",
-                 lambda t: t.accepted_at),
-    _by_position("dspark_confidence_tried_total", "Tries at a position whose confidence was computed.",
-                 lambda t: t.confident_at),
-    _by_position("dspark_confidence_predicted_total", "Sum of calibrated confidence over the same tries.",
-                 lambda t: t.predicted_at),
-    _by_position("dspark_confidence_outcome_total", "Sum of outcomes (0, 1, or their probability) over the same tries.",
-                 lambda t: t.outcome_at),
-    Metric("dspark_windows_total", "counter", "Verify windows by size in drafts: one per request and step.", "window",
-           _sizes, lambda t: t.windows),
-    Metric("dspark_part_seconds_total", "counter", "Host seconds of the parts of all decode steps.", "part",
-           lambda gamma: PARTS, lambda t: [t.seconds[part] for part in PARTS]),
-    _counter("dspark_predicted_step_seconds_total", "Seconds that the cost model predicted for the steps of "
-             "dspark_step_seconds, from their real rows.", lambda t: t.predicted),
-    Metric("dspark_step_seconds", "histogram", "Whole decode steps that another step followed at once.",
-           buckets=STEP_BUCKETS),
-    Metric("dspark_step_prediction_ratio", "histogram", "Real over predicted seconds of a step.",
-           buckets=RATIO_BUCKETS),
-    Metric("dspark_calibration_error", "gauge", "Expected calibration error of the confidence in use; kind is sampled "
-           "or greedy.", "position"),
+    _by_position(
+        "dspark_position_tried_total",
+        "Verified drafts at a position whose predecessors were all accepted.",
+        lambda t: t.verified_at,
+    ),
+    _by_position(
+        "dspark_position_accepted_total",
+        "Those of dspark_position_tried_total that were accepted.",
+        lambda t: t.accepted_at,
+    ),
+    _by_position(
+        "dspark_confidence_tried_total", "Tries at a position whose confidence was computed.", lambda t: t.confident_at
+    ),
+    _by_position(
+        "dspark_confidence_predicted_total",
+        "Sum of calibrated confidence over the same tries.",
+        lambda t: t.predicted_at,
+    ),
+    _by_position(
+        "dspark_confidence_outcome_total",
+        "Sum of outcomes (0, 1, or their probability) over the same tries.",
+        lambda t: t.outcome_at,
+    ),
+    Metric(
+        "dspark_windows_total",
+        "counter",
+        "Verify windows by size in drafts: one per request and step.",
+        "window",
+        _sizes,
+        lambda t: t.windows,
+    ),
+    Metric(
+        "dspark_part_seconds_total",
+        "counter",
+        "Host seconds of the parts of all decode steps.",
+        "part",
+        lambda gamma: PARTS,
+        lambda t: [t.seconds[part] for part in PARTS],
+    ),
+    _counter(
+        "dspark_predicted_step_seconds_total",
+        "Seconds that the cost model predicted for the steps of dspark_step_seconds, from their real rows.",
+        lambda t: t.predicted,
+    ),
+    Metric(
+        "dspark_step_seconds",
+        "histogram",
+        "Whole decode steps that another step followed at once.",
+        buckets=STEP_BUCKETS,
+    ),
+    Metric(
+        "dspark_step_prediction_ratio", "histogram", "Real over predicted seconds of a step.", buckets=RATIO_BUCKETS
+    ),
+    Metric(
+        "dspark_calibration_error",
+        "gauge",
+        "Expected calibration error of the confidence in use; kind is sampled or greedy.",
+        "position",
+    ),
     Metric("dspark_settings", "gauge", "1 for the settings in force."),
 )
-EXTRA_LABELS = {"dspark_calibration_error": ("kind",),
-                "dspark_settings": ("verify_mode", "accept_rule", "window_policy")}
+EXTRA_LABELS = {
+    "dspark_calibration_error": ("kind",),
+    "dspark_settings": ("verify_mode", "accept_rule", "window_policy"),
+}
 
 
 class Telemetry:

@@ -45,9 +45,20 @@ class Draining:
         if scope["type"] != "http" or scope["method"] not in ("POST", "PUT") or not self.ending():
             await self.app(scope, receive, send)
             return
-        body = json.dumps({"error": {"message": "this server is shutting down: send the request to another one",
-                                     "type": "shutting_down", "code": 503}}).encode()
-        headers = [(b"content-type", b"application/json"), (b"retry-after", b"1"),
-                   (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        body = json.dumps(
+            {
+                "error": {
+                    "message": "this server is shutting down: send the request to another one",
+                    "type": "shutting_down",
+                    "code": 503,
+                }
+            }
+        ).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"retry-after", b"1"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
         await send({"type": "http.response.start", "status": 503, "headers": headers})
         await send({"type": "http.response.body", "body": body})

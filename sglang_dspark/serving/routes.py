@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_dspark.checkpoint import check_draft
-from sglang_dspark.config import ConfigError, DSparkConfig
-from sglang_dspark.flags import ALGORITHM, config_of
 from sglang_dspark.serving.control import encode
 from sglang_dspark.serving.operation import Draining
+from sglang_dspark.settings.config import ConfigError, DSparkConfig, check_draft
+from sglang_dspark.settings.flags import ALGORITHM, config_of
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -24,9 +23,11 @@ MAX_BODY = 4096  # bytes; the longest settings are under 300
 # The page is one file that loads nothing; the browser shall hold it to that.
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-                               "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-                               "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache",
+    "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
 }
 
 
@@ -85,16 +86,21 @@ def add_routes(server_args: ServerArgs) -> None:
         """The numbers of every data-parallel rank (schema: docs/metrics.md)."""
         if not speculating:
             return {"mode": "off", "ranks": [], "reason": "this server was started without a draft"}
-        return {"mode": "on", "ranks": await ranks(), "may_configure": may_configure(server_args),
-                "needs_key": bool(server_args.admin_api_key or server_args.api_key)}
+        return {
+            "mode": "on",
+            "ranks": await ranks(),
+            "may_configure": may_configure(server_args),
+            "needs_key": bool(server_args.admin_api_key or server_args.api_key),
+        }
 
     async def dspark_config(request: Request):
         """Switch mode, rule, policy or bounds between two steps, on every rank."""
         try:
             return await _configure(request, server_args, speculating, manager(), ranks)
         except Refused as refusal:
-            return JSONResponse(status_code=refusal.status,
-                                content={"error": {"message": str(refusal), "type": "dspark_config"}})
+            return JSONResponse(
+                status_code=refusal.status, content={"error": {"message": str(refusal), "type": "dspark_config"}}
+            )
 
     dspark_config.__annotations__["request"] = Request  # FastAPI looks names up in the module, which does not import it
     http_server.app.post("/dspark/config")(auth_level(AuthLevel.ADMIN_OPTIONAL)(dspark_config))
@@ -105,11 +111,16 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     if not speculating:
-        raise Refused(409, "this server was started with --verify-mode off and holds no draft: restart it with another "
-                      "--verify-mode")
+        raise Refused(
+            409,
+            "this server was started with --verify-mode off and holds no draft: restart it with another --verify-mode",
+        )
     if not may_configure(server_args):
-        raise Refused(403, "no admin key is set and the server listens beyond this machine: start it with "
-                      "--admin-api-key, or with --host 127.0.0.1")
+        raise Refused(
+            403,
+            "no admin key is set and the server listens beyond this machine: start it with "
+            "--admin-api-key, or with --host 127.0.0.1",
+        )
     refuse_other_sites(request.headers)
     changes = await read_object(request)
     try:
@@ -121,7 +132,11 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
     updated = await manager.set_internal_state(SetInternalStateReq(server_args=numbers))
     if not all(updated):
         raise Refused(500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
-    return {"config": (await ranks())[0]["config"], "ranks": len(updated), "started_as": config_of(server_args).verify_mode}
+    return {
+        "config": (await ranks())[0]["config"],
+        "ranks": len(updated),
+        "started_as": config_of(server_args).verify_mode,
+    }
 
 
 def refuse_other_sites(headers) -> None:
@@ -164,6 +179,6 @@ def may_configure(server_args: ServerArgs) -> bool:
 
 
 def _draft_of(server_args: ServerArgs):
-    from sglang_dspark.algorithm import draft_config_of
+    from sglang_dspark.engine.algorithm import draft_config_of
 
     return draft_config_of(server_args)

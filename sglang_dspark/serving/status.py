@@ -123,9 +123,13 @@ def loads_of(model: dict) -> list[int]:
 def curve(cost, requests: int, context: float, gamma: int) -> dict:
     """Seconds of a step of `requests` requests over its rows, from none to all drafts verified, without drafting."""
     rows = np.unique(np.linspace(requests, requests * (1 + gamma), min(requests * gamma + 1, 48)).astype(int))
-    return {"requests": requests, "context": context, "rows": rows.tolist(),
-            "seconds": _numbers(cost.step_seconds(requests, rows, context * requests)),
-            "draft_seconds": float(cost.model.draft_seconds(requests * gamma) + cost.backbone_seconds(requests))}
+    return {
+        "requests": requests,
+        "context": context,
+        "rows": rows.tolist(),
+        "seconds": _numbers(cost.step_seconds(requests, rows, context * requests)),
+        "draft_seconds": float(cost.model.draft_seconds(requests * gamma) + cost.backbone_seconds(requests)),
+    }
 
 
 def forecast(cost, requests: int, context: float, survival: np.ndarray) -> dict:
@@ -141,8 +145,12 @@ def forecast(cost, requests: int, context: float, survival: np.ndarray) -> dict:
     draft = np.where(windows > 0, cost.model.draft_seconds(slots) + blocks, 0.0)
     seconds = cost.step_seconds(requests, requests + slots, context * requests) + draft
     rate = tokens / np.maximum(seconds, 1e-9)
-    return {"requests": requests, "tokens_per_second": _numbers(rate), "seconds": _numbers(seconds),
-            "best_window": int(np.argmax(rate))}
+    return {
+        "requests": requests,
+        "tokens_per_second": _numbers(rate),
+        "seconds": _numbers(seconds),
+        "best_window": int(np.argmax(rate)),
+    }
 
 
 def why_not_trimmed(speculation) -> str | None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
+from sglang_dspark.prompts.prompts import KINDS, Prompt, encode, load_prompts
+from sglang_dspark.prompts.sources import raw_texts
 from sglang_dspark.training.generate import Generator, Request
-from sglang_dspark.training.prompts import Prompt, encode, load_prompts
 from sglang_dspark.training.settings import TrainSettings
-from sglang_dspark.training.shards import KINDS, Example, ShardWriter, finished_indices
-from sglang_dspark.training.sources import raw_texts
+from sglang_dspark.training.shards import Example, ShardWriter, finished_indices
 from sglang_dspark.training.target import Target
 
 TEXT_WINDOW, TEXT_PROMPT = 256, 16

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from sglang_dspark.checkpoint import read_draft_config
+from sglang_dspark.models.checkpoint import read_draft_config
 from sglang_dspark.training.model import DSparkDraft
 from sglang_dspark.training.settings import TrainSettings
 from sglang_dspark.training.target import Target

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dspark_scheduler.calibration import SequentialTemperatureScaling, expected_calibration_error, sigmoid
-from sglang_dspark.training.shards import KINDS
+from sglang_dspark.prompts.prompts import KINDS
 from sglang_dspark.training.speculate import Rounds
 
 

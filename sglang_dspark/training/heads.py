@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sglang_dspark.checkpoint import DraftConfig
+from sglang_dspark.models.draft_config import DraftConfig
 
 
 class VanillaMarkov(nn.Module):

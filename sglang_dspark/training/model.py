@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from sglang_dspark.checkpoint import DraftConfig, flatten_keys
+from sglang_dspark.models.draft_config import DraftConfig, flatten_keys
 from sglang_dspark.training.heads import ConfidenceHead, make_markov_head
 
 

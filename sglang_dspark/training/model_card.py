@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_dspark.checkpoint import DraftConfig
+from sglang_dspark.models.draft_config import DraftConfig
 from sglang_dspark.training.settings import TrainSettings
 
 
@@ -37,7 +37,7 @@ def _lines(s: TrainSettings, c: DraftConfig, tables: dict) -> list[str]:
         f"| loss | {s.ce:g} CE + {s.tv:g} TV + confidence BCE, position decay {s.decay:g} |",
         f"| training | {training['minutes']:g} min, {training['step']} steps, {training['anchors']} anchors |",
         (
-            f"| data | {s.prompts or 'prompts from packages (sglang_dspark/training/sources.py)'}; the target's own "
+            f"| data | {s.prompts or 'prompts from packages (sglang_dspark/prompts/sources.py)'}; the target's own "
             f"answers at temperature {s.temperature:g}, {s.greedy_share:.0%} of them greedy; {s.text_tokens} packaged tokens |"
         ),
         f"| machine, date | {tables['machine']}, {tables['date']} |",

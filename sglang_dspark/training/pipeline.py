@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from sglang_dspark.prompts.prompts import Prompt, load_prompts, mix, save_prompts
+from sglang_dspark.prompts.sources import package_prompts
 from sglang_dspark.training.answers import answer_worker, open_target, requests_of, shard_metadata, text_worker
 from sglang_dspark.training.build import default_feature_layers
 from sglang_dspark.training.estimate import check_resources, estimate
@@ -24,10 +26,8 @@ from sglang_dspark.training.evaluate import acceptance_table, confidence_quality
 from sglang_dspark.training.export import export_draft, link_tokenizer
 from sglang_dspark.training.model import load_draft
 from sglang_dspark.training.model_card import write_model_card
-from sglang_dspark.training.prompts import Prompt, load_prompts, mix, save_prompts
 from sglang_dspark.training.settings import TrainSettings
 from sglang_dspark.training.shards import check_shards
-from sglang_dspark.training.sources import package_prompts
 from sglang_dspark.training.speculate import Speculator
 from sglang_dspark.training.target import check_feature_layers
 from sglang_dspark.training.train import Trainer

@@ -18,8 +18,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-KINDS = ("chat", "code", "math", "tool", "prose", "text")
-
 
 @dataclass
 class Example:

@@ -20,9 +20,9 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_dspark.cpu.attention import LONG_ROWS, CpuAttentionBackend
-from sglang_dspark.cpu.kernel import attention_kernel
-from sglang_dspark.cpu.plan import AttentionPlan
+from sglang_dspark.cpu.attention.backend import LONG_ROWS, CpuAttentionBackend
+from sglang_dspark.cpu.attention.kernel import attention_kernel
+from sglang_dspark.cpu.attention.plan import AttentionPlan
 from sglang_dspark.cpu.pool import CpuKVPool
 
 SLOTS, REQUESTS, CONTEXT = 1600, 6, 256
@@ -243,7 +243,7 @@ def test_what_lies_in_slots_of_others_and_behind_the_last_key_does_not_matter(dt
 def test_a_second_process_finds_the_compiled_kernel_in_the_cache():
     compiled = "kernel._compile(kernel.KINDS[torch.float32], 32, kernel.digest_of_parts())"
     attention_kernel(torch.float32, 32)  # compiled and kept, here or long ago
-    script = f"import torch; from sglang_dspark.cpu import kernel; print({compiled}.cache_hits)"
+    script = f"import torch; from sglang_dspark.cpu.attention import kernel; print({compiled}.cache_hits)"
     again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert again.stdout.split() == ["1"]
 

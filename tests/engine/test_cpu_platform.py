@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dspark import cpu
-from sglang_dspark.cpu import forkserver
-from sglang_dspark.cpu.cores import cores_of_rank, replace_bindings
+from sglang_dspark.cpu.processes import forkserver
+from sglang_dspark.cpu.processes.cores import cores_of_rank, replace_bindings
 from sglang_dspark.cpu.refusals import (
     ARGUMENTS,
     Refused,
@@ -231,7 +231,7 @@ def test_a_program_that_holds_an_engine_can_still_spawn_processes_of_its_own():
 FREE_BYTES = """
 import ctypes, sys
 import torch
-from sglang_dspark.cpu.memory import keep_freed_memory
+from sglang_dspark.cpu.processes.memory import keep_freed_memory
 
 FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
 

@@ -13,7 +13,8 @@ import torch
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
-from sglang_dspark.cpu import fused, rows
+from sglang_dspark.cpu.attention import layers as fused
+from sglang_dspark.cpu.attention import rows
 
 DTYPES = [(torch.float32, 1e-6), (torch.bfloat16, 2**-6), (torch.float16, 2**-9)]
 
@@ -69,7 +70,9 @@ def test_what_the_compiled_versions_do_not_cover_goes_to_sglangs_own(monkeypatch
     pairs = RotaryEmbedding(16, 16, 8, 10000, False, torch.float32)
     q = normal(2, 32, dtype=torch.float32)
     positions = torch.tensor([1, 7])
-    for ours, theirs in zip(fused.rotary_forward(pairs, positions, q, q), pairs.forward_native(positions, q, q), strict=True):
+    for ours, theirs in zip(
+        fused.rotary_forward(pairs, positions, q, q), pairs.forward_native(positions, q, q), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 

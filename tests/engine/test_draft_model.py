@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from sglang_dspark.checkpoint import read_draft_config
+from sglang_dspark.models.checkpoint import read_draft_config
 from sglang_dspark.training.model import load_draft
 from tests.engine.tiny import MASK_ID, tiny_target
 from tests.engine.tiny_draft import tiny_draft
@@ -25,8 +25,12 @@ VARIANTS = {
     "qwen-vanilla": {},
     "qwen-gated": {"markov_head_type": "gated", "markov_rank": 24},
     "qwen-rnn": {"markov_head_type": "rnn", "markov_rank": 16},
-    "llama-restricted-normalised": {"architecture": "LlamaDSparkModel", "draft_vocab_size": 200, "normalize_features": True,
-                                    "enable_hidden_confidence_head": True},
+    "llama-restricted-normalised": {
+        "architecture": "LlamaDSparkModel",
+        "draft_vocab_size": 200,
+        "normalize_features": True,
+        "enable_hidden_confidence_head": True,
+    },
     "dflash": {"markov_rank": 0, "enable_confidence_head": False, "confidence_head_with_markov": False},
     "one-layer-nested": {"num_hidden_layers": 1, "nested": True, "confidence_head_with_markov": False},
 }
@@ -79,7 +83,9 @@ def test_an_engine_draft_that_loses_its_context_is_told_apart(engine, tmp_path):
     embedding, head = own["model.embed_tokens.weight"].float(), own["lm_head.weight"].float()
     features = [torch.randn(n, 128) for n in CONTEXTS]
     _, right = _engine_states(folder, target, embedding, head, features, torch.tensor([9, 100, 31]))
-    _, wrong = _engine_states(folder, target, embedding, head, [f.flip(0) for f in features], torch.tensor([9, 100, 31]))
+    _, wrong = _engine_states(
+        folder, target, embedding, head, [f.flip(0) for f in features], torch.tensor([9, 100, 31])
+    )
     assert (right - wrong)[1:].abs().max() > 1e-2
 
 
@@ -97,10 +103,10 @@ def _engine_states(folder, target, embedding, head, features, anchors):
     """The draft's states [R, gamma, d] through the engine's layers, its KV pool and our attention backend."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    from sglang_dspark.cpu.attention import CpuAttentionBackend
+    from sglang_dspark.cpu.attention.backend import CpuAttentionBackend
     from sglang_dspark.cpu.pool import CpuKVPool
     from sglang_dspark.models.draft import LlamaDSparkModel, Qwen3DSparkModel
-    from sglang_dspark.step import BlockVerifyInput
+    from sglang_dspark.step.types import BlockVerifyInput
     from tests.engine.in_process import running
 
     config = AutoConfig.from_pretrained(folder)
@@ -109,11 +115,20 @@ def _engine_states(folder, target, embedding, head, features, anchors):
     model.load_weights(load_file(folder / "model.safetensors").items())
     model.share_with_target(torch.nn.Embedding.from_pretrained(embedding), SimpleNamespace(weight=head))
     d, gamma = model.draft, model.draft.block_size
-    pool = CpuKVPool(size=256, page_size=1, dtype=torch.float32, head_num=d.num_key_value_heads, head_dim=d.head_dim,
-                     layer_num=d.num_hidden_layers, device="cpu", enable_memory_saver=False)
+    pool = CpuKVPool(
+        size=256,
+        page_size=1,
+        dtype=torch.float32,
+        head_num=d.num_key_value_heads,
+        head_dim=d.head_dim,
+        layer_num=d.num_hidden_layers,
+        device="cpu",
+        enable_memory_saver=False,
+    )
     slots = 1 + torch.randperm(240)[: 3 * 80].view(3, 80)
-    runner = SimpleNamespace(token_to_kv_pool=pool, req_to_token_pool=SimpleNamespace(req_to_token=slots.int()),
-                             model_config=None)
+    runner = SimpleNamespace(
+        token_to_kv_pool=pool, req_to_token_pool=SimpleNamespace(req_to_token=slots.int()), model_config=None
+    )
     lens = torch.tensor([len(f) for f in features])
     for r, feature in enumerate(features):
         model.write_context(feature, torch.arange(len(feature)), slots[r, : len(feature)], pool)
@@ -122,10 +137,22 @@ def _engine_states(folder, target, embedding, head, features, anchors):
     positions = (lens[:, None] + torch.arange(gamma)).flatten()
     own = torch.cat([slots[r, n : n + gamma] for r, n in enumerate(lens.tolist())])
     batch = SimpleNamespace(
-        forward_mode=ForwardMode.TARGET_VERIFY, seq_lens=lens, seq_lens_cpu=lens, req_pool_indices=torch.arange(3),
-        input_ids=ids.flatten(), positions=positions, out_cache_loc=own, batch_size=3,
-        spec_info=BlockVerifyInput(draft_token=ids.flatten(), positions=positions, draft_token_num=gamma,
-                                   rows_per_request=[gamma] * 3, causal=False))
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        seq_lens=lens,
+        seq_lens_cpu=lens,
+        req_pool_indices=torch.arange(3),
+        input_ids=ids.flatten(),
+        positions=positions,
+        out_cache_loc=own,
+        batch_size=3,
+        spec_info=BlockVerifyInput(
+            draft_token=ids.flatten(),
+            positions=positions,
+            draft_token_num=gamma,
+            rows_per_request=[gamma] * 3,
+            causal=False,
+        ),
+    )
     backend = CpuAttentionBackend(runner)
     backend.init_forward_metadata(batch)
     with running(backend):

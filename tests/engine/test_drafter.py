@@ -13,11 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_dspark.drafter import POSTPONED_STEPS, Drafter
+from sglang_dspark.step.drafter import POSTPONED_STEPS, Drafter
 
 SLOTS = 12
 SOME = st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=4, unique=True)
-EVENTS = st.lists(st.tuples(st.sampled_from(["plain", "plain", "plain", "written", "draft"]), SOME), min_size=1, max_size=60)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["plain", "plain", "plain", "written", "draft"]), SOME), min_size=1, max_size=60
+)
 
 
 class Stored:

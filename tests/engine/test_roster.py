@@ -8,7 +8,7 @@ import torch
 from dspark_kernels.random import draw_coins
 from dspark_kernels.sampling import SamplingRows
 from dspark_kernels.types import AcceptRule, RequestRules
-from sglang_dspark.step import STEPS_AHEAD, RequestState, Roster
+from sglang_dspark.step.types import STEPS_AHEAD, RequestState, Roster
 
 GAMMA = 3
 

@@ -13,18 +13,28 @@ import numpy as np
 import pytest
 
 from dspark_scheduler import Fingerprint, FingerprintMismatch
-from sglang_dspark import runtime
-from sglang_dspark.calibration import Calibration
-from sglang_dspark.config import ConfigError, DSparkConfig
-from sglang_dspark.cost import ServerCost
-from sglang_dspark.profile import lower_envelope
-from sglang_dspark.runtime import COST_KIND, Speculation, checkpoint_digest
+from sglang_dspark.learning.confidence import Calibration
+from sglang_dspark.learning.step_cost import ServerCost
+from sglang_dspark.settings.config import ConfigError, DSparkConfig
+from sglang_dspark.step import speculation as runtime
+from sglang_dspark.step.measure import lower_envelope
+from sglang_dspark.step.speculation import COST_KIND, Speculation, checkpoint_digest
 
 GAMMA = 4
 PRINT = Fingerprint("target", "draft", GAMMA, "cpu", "float32", 1, "sglang 0.5.23")
-BODY = {"model": {"t0": 0.03, "alpha": [[1, 8], [0, 0.01]], "theta": [[1, 40], [0, 0.05]], "tiers": [], "context": 0.0,
-                  "draft": [[1, 32], [0.001, 0.004]]}, "block": [[4, 32], [0.002, 0.004]],
-        "gamma": GAMMA, "short": True}
+BODY = {
+    "model": {
+        "t0": 0.03,
+        "alpha": [[1, 8], [0, 0.01]],
+        "theta": [[1, 40], [0, 0.05]],
+        "tiers": [],
+        "context": 0.0,
+        "draft": [[1, 32], [0.001, 0.004]],
+    },
+    "block": [[4, 32], [0.002, 0.004]],
+    "gamma": GAMMA,
+    "short": True,
+}
 
 
 @pytest.fixture()
@@ -148,8 +158,16 @@ def test_a_backbone_measured_beside_a_busy_neighbour_is_mended_by_one_probe_and_
     cost = ServerCost.from_dict({**BODY, "block": [[4, 32], [0.08, 0.16]]}, learn=True)
 
     def drafted(backbone_seconds: float) -> float:
-        cost.observe(requests=8, rows=16, context=900, seconds=0.05 + backbone_seconds, slots=16, length=2,
-                     backbone_seconds=backbone_seconds, head_seconds=0.002)
+        cost.observe(
+            requests=8,
+            rows=16,
+            context=900,
+            seconds=0.05 + backbone_seconds,
+            slots=16,
+            length=2,
+            backbone_seconds=backbone_seconds,
+            head_seconds=0.002,
+        )
         return cost.backbone_seconds(8, 2)
 
     assert drafted(0.004) == pytest.approx(0.004)

@@ -14,9 +14,9 @@ import torch
 from sglang.srt.environ import envs
 
 from dspark_kernels.ragged import RaggedBatch
-from sglang_dspark import verifier as module
-from sglang_dspark.config import ConfigError
-from sglang_dspark.verifier import Verifier
+from sglang_dspark.settings.config import ConfigError
+from sglang_dspark.step import verifier as module
+from sglang_dspark.step.verifier import Verifier
 
 GAMMA = 4
 
@@ -53,25 +53,37 @@ def switch():
         yield envs.SGLANG_RAGGED_VERIFY_MODE
 
 
-@pytest.mark.parametrize(("device", "reads", "barred", "mode"), [
-    ("cuda", True, None, "compact"), ("cuda", False, None, "static"), ("cpu", True, None, "static"),
-    ("cuda", True, "enable_lora", "static"), ("cuda", True, "enable_two_batch_overlap", "static"),
-    ("cuda", True, "disable_cuda_graph_padding", "static")])
-def test_graphs_are_captured_by_rows_where_the_attention_reads_windows_and_the_engine_can(switch, device, reads, barred, mode):
+@pytest.mark.parametrize(
+    ("device", "reads", "barred", "mode"),
+    [
+        ("cuda", True, None, "compact"),
+        ("cuda", False, None, "static"),
+        ("cpu", True, None, "static"),
+        ("cuda", True, "enable_lora", "static"),
+        ("cuda", True, "enable_two_batch_overlap", "static"),
+        ("cuda", True, "disable_cuda_graph_padding", "static"),
+    ],
+)
+def test_graphs_are_captured_by_rows_where_the_attention_reads_windows_and_the_engine_can(
+    switch, device, reads, barred, mode
+):
     """The engine raises for the barred combinations; without the switch its ragged rows never meet a graph."""
     names = ("enable_lora", "enable_two_batch_overlap", "disable_cuda_graph_padding")
     verifier(device, reads).capture_by_rows(SimpleNamespace(**{name: name == barred for name in names}))
     assert switch.get() == mode
 
 
-@pytest.mark.parametrize(("tiers", "rows", "padded"), [
-    ((5, 10, 20), [1, 3, 2], 10),  # the tier above
-    ((5, 10, 20), [5, 5], 10),  # whole blocks too: with graphs by rows, a batch without a layout meets none
-    ((5, 10, 20), [1] * 5 + [2], 7),  # six requests, and no graph has slots for more than four: eager
-    ((5, 10), [5, 5, 1], 11),  # beyond the last tier: eager
-    (None, [1, 3, 2], 6),  # no graphs of ragged rows: eager, unpadded
-    (None, [5, 5], None),  # whole blocks: the engine's graphs by requests
-])
+@pytest.mark.parametrize(
+    ("tiers", "rows", "padded"),
+    [
+        ((5, 10, 20), [1, 3, 2], 10),  # the tier above
+        ((5, 10, 20), [5, 5], 10),  # whole blocks too: with graphs by rows, a batch without a layout meets none
+        ((5, 10, 20), [1] * 5 + [2], 7),  # six requests, and no graph has slots for more than four: eager
+        ((5, 10), [5, 5, 1], 11),  # beyond the last tier: eager
+        (None, [1, 3, 2], 6),  # no graphs of ragged rows: eager, unpadded
+        (None, [5, 5], None),  # whole blocks: the engine's graphs by requests
+    ],
+)
 def test_rows_are_padded_to_the_tier_that_holds_them(tiers, rows, padded):
     layout = accelerated(tiers).layout(rows)
     assert (None if layout is None else layout.graph_num_tokens) == padded

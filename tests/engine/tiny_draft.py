@@ -8,16 +8,32 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from sglang_dspark.checkpoint import DraftConfig
+from sglang_dspark.models.draft_config import DraftConfig
 from tests.engine.tiny import MASK_ID
 
-DEFAULTS = {"block_size": 4, "num_hidden_layers": 2, "target_layer_ids": [0, 2], "mask_token_id": MASK_ID,
-            "markov_rank": 64, "markov_head_type": "vanilla", "enable_confidence_head": True,
-            "confidence_head_with_markov": True, "tie_word_embeddings": False}
+DEFAULTS = {
+    "block_size": 4,
+    "num_hidden_layers": 2,
+    "target_layer_ids": [0, 2],
+    "mask_token_id": MASK_ID,
+    "markov_rank": 64,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+    "tie_word_embeddings": False,
+}
 
 
-def tiny_draft(directory: str | Path, target: str | Path, *, seed: int = 0, agreeing: bool = False,
-               architecture: str = "Qwen3DSparkModel", nested: bool = False, **changes) -> Path:
+def tiny_draft(
+    directory: str | Path,
+    target: str | Path,
+    *,
+    seed: int = 0,
+    agreeing: bool = False,
+    architecture: str = "Qwen3DSparkModel",
+    nested: bool = False,
+    **changes,
+) -> Path:
     """Write a tiny draft for `target` and return its folder.
 
     Args:
@@ -34,7 +50,7 @@ def tiny_draft(directory: str | Path, target: str | Path, *, seed: int = 0, agre
     draft = DraftConfig.from_dict(config)
     tensors = _random_tensors(draft, seed)
     if draft.draft_vocab_size:
-        tensors["draft_token_ids"] = torch.arange(0, draft.vocab_size)[-draft.draft_vocab_size:].clone()
+        tensors["draft_token_ids"] = torch.arange(0, draft.vocab_size)[-draft.draft_vocab_size :].clone()
     if agreeing:
         _agree(tensors, draft, Path(target))
     save_file(tensors, directory / "model.safetensors")

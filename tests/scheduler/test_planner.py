@@ -103,7 +103,9 @@ def test_plain_decoding_is_left_now_and_then_to_look_and_at_once_when_drafting_p
     assert probes[0] == 4 and gaps[:2].tolist() == [9, 17] and set(gaps[2:]) == {17}
     assert all(budgets[step].tokens >= 16 for step in probes)
     first = Planner(GAMMA, cost(0.4), probes=ProbeSchedule(4, 16))
-    assert [run(first, range(step, step + 1), 16, 0.05) and bool(first.probe_window) for step in range(6)] == [False] * 4 + [
+    assert [run(first, range(step, step + 1), 16, 0.05) and bool(first.probe_window) for step in range(6)] == [
+        False
+    ] * 4 + [
         True,
         False,
     ]
@@ -123,7 +125,9 @@ def test_a_cost_model_that_learns_sees_a_plain_step_now_and_then():
 
 def test_a_cost_model_that_learns_sees_a_window_more_and_a_window_less_now_and_then():
     """Whole windows for every request, so that a false step right beside the plan is met and not jumped over."""
-    planner = Planner(GAMMA, OnlineCostModel(cost(0.0)), plain_probes=ProbeSchedule(500, 500), near_probes=ProbeSchedule(4, 8))
+    planner = Planner(
+        GAMMA, OnlineCostModel(cost(0.0)), plain_probes=ProbeSchedule(500, 500), near_probes=ProbeSchedule(4, 8)
+    )
     budgets = run(planner, range(60), 2, 0.8)
     probes = {step: budget.tokens for step, budget in enumerate(budgets) if budget.tokens != 6}
     assert probes == {4: 4, 13: 8, 22: 4, 31: 8, 40: 4, 49: 8, 58: 4}

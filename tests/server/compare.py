@@ -11,11 +11,38 @@ from dataclasses import dataclass, field
 import httpx
 
 # What may differ: names of the answer, clocks, how the prefix cache was filled, and the numbers of speculation itself.
-VOLATILE = {"id", "rid", "created", "created_at", "completed_at", "cached_tokens", "prompt_tokens_details", "sglext",
-            "input_tokens_details", "cache_read_input_tokens", "cached_tokens_details", "dp_rank", "item_id",
-            "total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
-VOLATILE_PREFIXES = ("spec_", "e2e_", "request_", "queue_", "prefill_", "decode_", "num_retractions", "response_sent",
-                     "inference_", "forward_", "api_server")
+VOLATILE = {
+    "id",
+    "rid",
+    "created",
+    "created_at",
+    "completed_at",
+    "cached_tokens",
+    "prompt_tokens_details",
+    "sglext",
+    "input_tokens_details",
+    "cache_read_input_tokens",
+    "cached_tokens_details",
+    "dp_rank",
+    "item_id",
+    "total_duration",
+    "load_duration",
+    "prompt_eval_duration",
+    "eval_duration",
+}
+VOLATILE_PREFIXES = (
+    "spec_",
+    "e2e_",
+    "request_",
+    "queue_",
+    "prefill_",
+    "decode_",
+    "num_retractions",
+    "response_sent",
+    "inference_",
+    "forward_",
+    "api_server",
+)
 TOLERANCE = 1e-4
 
 
@@ -62,7 +89,8 @@ def joined(chunks: list[dict]) -> dict:
             for call in delta.get("tool_calls") or []:
                 function = call.get("function") or {}
                 kept.setdefault("tools", {}).setdefault(str(call.get("index")), []).append(
-                    [function.get("name"), function.get("arguments")])
+                    [function.get("name"), function.get("arguments")]
+                )
             if choice.get("finish_reason"):
                 kept["finish_reason"] = choice["finish_reason"]
                 kept["matched_stop"] = choice.get("matched_stop")
@@ -86,8 +114,12 @@ def answers(url: str, cases: Iterable[Case], concurrency: int = 12) -> dict[str,
 def differences(ours: object, theirs: object, where: str = "") -> list[str]:
     """Where two answers differ, field by field; log-probabilities within `TOLERANCE`. Lists of equal tokens only."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return [line for key in sorted(ours.keys() | theirs.keys()) if not _volatile(key)
-                for line in differences(ours.get(key), theirs.get(key), f"{where}.{key}")]
+        return [
+            line
+            for key in sorted(ours.keys() | theirs.keys())
+            if not _volatile(key)
+            for line in differences(ours.get(key), theirs.get(key), f"{where}.{key}")
+        ]
     if _forbidden(ours) and _forbidden(theirs):
         return []
     if isinstance(ours, list) and isinstance(theirs, list):

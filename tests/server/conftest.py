@@ -16,8 +16,9 @@ def pair(tmp_path_factory):
     """(target, draft): a tiny Llama and a draft that agrees with it often, whose confidences both exist."""
     folder = tmp_path_factory.mktemp("pair")
     target = soften_layers(tiny_target(folder / "target"))
-    draft = tiny_draft(folder / "draft", target, agreeing=True, architecture="LlamaDSparkModel",
-                       enable_hidden_confidence_head=True)
+    draft = tiny_draft(
+        folder / "draft", target, agreeing=True, architecture="LlamaDSparkModel", enable_hidden_confidence_head=True
+    )
     return target, draft
 
 
@@ -25,8 +26,14 @@ def pair(tmp_path_factory):
 def dspark(pair, tmp_path_factory):
     """A server that speculates; tests switch its mode through /dspark/config."""
     target, draft = pair
-    server = start(tmp_path_factory.mktemp("logs") / "dspark.log", "--model-path", str(target),
-                   "--speculative-draft-model-path", str(draft), *OFFERED)
+    server = start(
+        tmp_path_factory.mktemp("logs") / "dspark.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        *OFFERED,
+    )
     yield server
     server.stop()
 
@@ -34,6 +41,8 @@ def dspark(pair, tmp_path_factory):
 @pytest.fixture(scope="session")
 def plain(pair, tmp_path_factory):
     """The control: plain decoding on the same platform, no draft loaded."""
-    server = start(tmp_path_factory.mktemp("logs") / "plain.log", "--model-path", str(pair[0]), "--verify-mode", "off", *OFFERED)
+    server = start(
+        tmp_path_factory.mktemp("logs") / "plain.log", "--model-path", str(pair[0]), "--verify-mode", "off", *OFFERED
+    )
     yield server
     server.stop()

@@ -13,8 +13,19 @@ from pathlib import Path
 
 import httpx
 
-COMMON = ("--dtype", "float32", "--max-total-tokens", "8192", "--max-running-requests", "16", "--skip-server-warmup",
-          "--log-level", "warning", "--random-seed", "7")
+COMMON = (
+    "--dtype",
+    "float32",
+    "--max-total-tokens",
+    "8192",
+    "--max-running-requests",
+    "16",
+    "--skip-server-warmup",
+    "--log-level",
+    "warning",
+    "--random-seed",
+    "7",
+)
 
 
 @dataclass
@@ -58,8 +69,13 @@ class Server:
             self.process.wait(10)
 
 
-def start(log: Path, *arguments: str, timeout: float = 240, environment: dict[str, str] | None = None,
-          common: tuple[str, ...] = COMMON) -> Server:
+def start(
+    log: Path,
+    *arguments: str,
+    timeout: float = 240,
+    environment: dict[str, str] | None = None,
+    common: tuple[str, ...] = COMMON,
+) -> Server:
     """Start a server and wait until it answers; `environment` is added to this process's own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -68,8 +84,13 @@ def start(log: Path, *arguments: str, timeout: float = 240, environment: dict[st
     # A tiny model gains nothing from a second thread, and on a busy machine every barrier between two costs a timeslice.
     threads = {"OMP_NUM_THREADS": "1"} if common is COMMON else {}
     with open(log, "w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                                   env={**threads, **os.environ, **(environment or {})})
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**threads, **os.environ, **(environment or {})},
+        )
     server = Server(f"http://127.0.0.1:{port}", process, log)
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

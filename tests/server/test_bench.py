@@ -22,25 +22,40 @@ from sglang_dspark.bench.arms import CLEAN, ArmError, parse_arm
 from sglang_dspark.bench.bracket import Cell, Plan, Run, execute, gained, plan_to_dict, verdicts
 from sglang_dspark.bench.dflash import without_sequential_head
 from sglang_dspark.bench.server import Server, ServerError, offline, run_load
-from sglang_dspark.config import DSparkConfig
+from sglang_dspark.settings.config import DSparkConfig
 
 
 def plan(**changes) -> Plan:
-    fields = {"control": parse_arm("off"), "treatments": (parse_arm("compact"),), "classes": ("chat",), "concurrencies": (2,), "requests": 4}
+    fields = {
+        "control": parse_arm("off"),
+        "treatments": (parse_arm("compact"),),
+        "classes": ("chat",),
+        "concurrencies": (2,),
+        "requests": 4,
+    }
     return Plan(**(fields | changes))
 
 
-@pytest.mark.parametrize(("text", "settings"), [
-    ("off", {"verify_mode": "off"}), ("static", {"verify_mode": "static"}), ("static-2", {"verify_mode": "static", "max_window": 2}),
-    ("compact+lagged+token", {"verify_mode": "compact", "window_policy": "lagged", "accept_rule": "token"}),
-    ("cap-accept+min-1+max-3", {"verify_mode": "cap-accept", "min_window": 1, "max_window": 3})])
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("off", {"verify_mode": "off"}),
+        ("static", {"verify_mode": "static"}),
+        ("static-2", {"verify_mode": "static", "max_window": 2}),
+        ("compact+lagged+token", {"verify_mode": "compact", "window_policy": "lagged", "accept_rule": "token"}),
+        ("cap-accept+min-1+max-3", {"verify_mode": "cap-accept", "min_window": 1, "max_window": 3}),
+    ],
+)
 def test_an_arm_sets_everything_so_that_nothing_of_the_one_before_it_is_left(text, settings):
     arm = parse_arm(text)
     assert arm.settings == {**CLEAN, **settings} and arm.settings_at(7) == arm.settings
     DSparkConfig.from_dict(arm.settings)
 
 
-@pytest.mark.parametrize("text", ["fast", "static-0", "compact+quick", "schedule=[]", "schedule=[[2,1,3]]", "schedule=[[1,2]]", "schedule=x", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["fast", "static-0", "compact+quick", "schedule=[]", "schedule=[[2,1,3]]", "schedule=[[1,2]]", "schedule=x", ""],
+)
 def test_what_is_no_arm_is_refused_with_the_way_to_write_one(text):
     with pytest.raises(ArmError, match="MODE|FROM"):
         parse_arm(text)
@@ -64,9 +79,18 @@ def cell(*rates: float) -> Cell:
     return Cell("chat", 2, [Run(name, {"output_throughput": rate}, None, 0.0) for name, rate in zip(names, rates)])
 
 
-@pytest.mark.parametrize(("rates", "verdict"), [
-    ((100, 110, 100), "faster"), ((100, 90, 100), "slower"), ((100, 102, 100), "undecided"), ((100, 98, 100), "undecided"),
-    ((100, 112, 120), "undecided"), ((90, 104, 110), "undecided"), ((99, 120, 101), "faster")])
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        ((100, 110, 100), "faster"),
+        ((100, 90, 100), "slower"),
+        ((100, 102, 100), "undecided"),
+        ((100, 98, 100), "undecided"),
+        ((100, 112, 120), "undecided"),
+        ((90, 104, 110), "undecided"),
+        ((99, 120, 101), "faster"),
+    ],
+)
 def test_a_gain_counts_only_above_the_bar_and_above_what_the_controls_differ(rates, verdict):
     (judged,) = verdicts(plan(bar=0.03), cell(*rates))
     assert judged["verdict"] == verdict
@@ -78,7 +102,9 @@ def test_every_treatment_is_judged_by_the_controls_beside_it():
     assert (first["verdict"], second["spread"]) == ("faster", pytest.approx(20 / 90))
 
 
-@pytest.mark.parametrize("wrong", [{"requests": 1}, {"bar": 0}, {"treatments": ()}, {"output_tokens": 3}, {"concurrencies": (0,)}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"requests": 1}, {"bar": 0}, {"treatments": ()}, {"output_tokens": 3}, {"concurrencies": (0,)}], ids=str
+)
 def test_a_plan_that_cannot_show_anything_is_refused(wrong):
     with pytest.raises(ValueError):
         plan(**wrong)
@@ -102,18 +128,40 @@ def seconds(**parts) -> dict:
 
 
 def rank(**counts) -> dict:
-    base = {"steps": 0, "requests": 0, "timed_steps": 0, "skipped_steps": 0, "predicted_seconds": 0.0, "seconds": seconds(),
-            "tokens": {"committed": 0, "verified": 0, "accepted": 0}, "windows": [0, 0]}
+    base = {
+        "steps": 0,
+        "requests": 0,
+        "timed_steps": 0,
+        "skipped_steps": 0,
+        "predicted_seconds": 0.0,
+        "seconds": seconds(),
+        "tokens": {"committed": 0, "verified": 0, "accepted": 0},
+        "windows": [0, 0],
+    }
     return base | counts
 
 
 def test_step_figures_are_what_was_gained_over_all_ranks():
     before = [rank(), rank(steps=5, requests=5, windows=[5, 0])]
     spent = seconds(step=0.4, backbone=0.01, draft=0.02, verify=0.2, accept=0.03, commit=0.04, host=0.005)
-    after = [rank(steps=10, requests=20, timed_steps=8, seconds=spent, tokens={"committed": 50, "verified": 40, "accepted": 30}, windows=[0, 20]),
-             rank(steps=5, requests=5, windows=[5, 0])]
+    after = [
+        rank(
+            steps=10,
+            requests=20,
+            timed_steps=8,
+            seconds=spent,
+            tokens={"committed": 50, "verified": 40, "accepted": 30},
+            windows=[0, 20],
+        ),
+        rank(steps=5, requests=5, windows=[5, 0]),
+    ]
     steps = gained(before, after)
-    assert (steps["tokens_per_step"], steps["step_ms"], steps["mean_requests"], steps["acceptance_rate"]) == (2.5, pytest.approx(50), 2, 0.75)
+    assert (steps["tokens_per_step"], steps["step_ms"], steps["mean_requests"], steps["acceptance_rate"]) == (
+        2.5,
+        pytest.approx(50),
+        2,
+        0.75,
+    )
     assert steps["windows"] == [0, 20]
     parts = [steps[f"{part}_ms"] for part in ("draft", "verify", "accept", "host")]
     assert parts == pytest.approx([3.0, 20.0, 7.0, 0.5])
@@ -132,12 +180,17 @@ def test_traffic_is_the_same_for_the_same_seed_and_structured_requests_carry_a_s
 def test_the_dflash_arm_is_the_same_draft_without_its_sequential_head(pair, tmp_path):
     from safetensors.torch import load_file
 
-    from sglang_dspark.checkpoint import check_draft, check_draft_folder
+    from sglang_dspark.models.checkpoint import check_draft_folder
+    from sglang_dspark.settings.config import check_draft
 
     out = without_sequential_head(pair[1], tmp_path / "dflash")
     before, after = load_file(pair[1] / "model.safetensors"), load_file(out / "model.safetensors")
     assert all((before[name] == tensor).all() for name, tensor in after.items())
-    assert {name.split(".")[0] for name in set(before) - set(after)} == {"markov_head", "confidence_head", "hidden_confidence_head"}
+    assert {name.split(".")[0] for name in set(before) - set(after)} == {
+        "markov_head",
+        "confidence_head",
+        "hidden_confidence_head",
+    }
     check_draft(DSparkConfig(verify_mode="static"), check_draft_folder(out))
     with pytest.raises(ValueError, match="already"):
         without_sequential_head(out, tmp_path / "twice")
@@ -218,20 +271,49 @@ def test_settings_are_put_back_even_where_a_benchmark_fails(dspark, monkeypatch)
 def test_one_command_measures_a_server_and_leaves_a_receipt(dspark, tmp_path):
     dspark.configure(verify_mode="compact", min_window=0, max_window=None)
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"class": "chat", "messages": [{"role": "user", "content": f"The river ran {i}"}]}) + "\n" for i in range(4)))
-    arguments = ["bench", "--url", dspark.url, "--control", "static-2", "--arm", "compact+min-1", "--prompts", str(prompts), "--concurrency", "2",
-                 "--requests", "4", "--output-tokens", "12", "--out", str(tmp_path / "receipt")]
+    prompts.write_text(
+        "".join(
+            json.dumps({"class": "chat", "messages": [{"role": "user", "content": f"The river ran {i}"}]}) + "\n"
+            for i in range(4)
+        )
+    )
+    arguments = [
+        "bench",
+        "--url",
+        dspark.url,
+        "--control",
+        "static-2",
+        "--arm",
+        "compact+min-1",
+        "--prompts",
+        str(prompts),
+        "--concurrency",
+        "2",
+        "--requests",
+        "4",
+        "--output-tokens",
+        "12",
+        "--out",
+        str(tmp_path / "receipt"),
+    ]
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
     body = json.loads((tmp_path / "receipt/receipt.json").read_text())
-    assert body["plan"] == json.loads(json.dumps(plan_to_dict(plan(
-        control=parse_arm("static-2"), treatments=(parse_arm("compact+min-1"),), output_tokens=12))))
+    assert body["plan"] == json.loads(
+        json.dumps(
+            plan_to_dict(
+                plan(control=parse_arm("static-2"), treatments=(parse_arm("compact+min-1"),), output_tokens=12)
+            )
+        )
+    )
     (measured,) = body["cells"]
     assert [run["arm"] for run in measured["runs"]] == ["static-2", "compact+min-1", "static-2"]
     for run in measured["runs"]:
         assert run["load"]["completed"] == 4 and run["load"]["total_output_tokens"] == 12 + 7 + 15 + 10
         assert 1 <= run["steps"]["tokens_per_step"] <= 5 and run["steps"]["step_ms"] > 0
-    assert measured["runs"][0]["steps"]["windows"][3:] == [0, 0] and sum(measured["runs"][1]["steps"]["windows"][1:]) > 0
+    assert (
+        measured["runs"][0]["steps"]["windows"][3:] == [0, 0] and sum(measured["runs"][1]["steps"]["windows"][1:]) > 0
+    )
     text = (tmp_path / "receipt/receipt.md").read_text()
     assert "Rule, written before the run" in text and "compact+min-1" in text
     assert (tmp_path / "receipt/chat.png").stat().st_size > 5000
@@ -240,4 +322,8 @@ def test_one_command_measures_a_server_and_leaves_a_receipt(dspark, tmp_path):
 
 def test_a_server_that_is_not_there_is_one_line(tmp_path):
     result = CliRunner().invoke(cli.app, ["bench", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "r")])
-    assert result.exit_code == 2 and "does not answer" in " ".join(result.output.split()) and not Path(tmp_path / "r").exists()
+    assert (
+        result.exit_code == 2
+        and "does not answer" in " ".join(result.output.split())
+        and not Path(tmp_path / "r").exists()
+    )

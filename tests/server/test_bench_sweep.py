@@ -13,10 +13,10 @@ import sys
 import pytest
 
 from benchmarks import serving
+from benchmarks.sweep import LOADS, MEANS, Results, Slot, Sweep, SweepError, judged, summary
+from benchmarks.sweep_report import markdown
 from sglang_dspark.bench.bracket import Run
-from sglang_dspark.bench.sweep import LOADS, MEANS, Results, Slot, Sweep, SweepError, judged, summary
-from sglang_dspark.bench.sweep_report import markdown
-from sglang_dspark.training.prompts import Prompt
+from sglang_dspark.prompts.prompts import Prompt
 
 ARMS = ("static-1", "static-2", "compact+causal", "compact+lagged", "cap-accept")
 MACHINE = {"cpu": "x", "cores": 2, "sglang": "1", "torch": "2", "sglang-dspark": "3"}
@@ -57,8 +57,20 @@ def test_whole_turns_of_all_clients_fill_the_seconds_of_a_run():
     assert [plan.requests(c, rate) for c, rate in ((1, 34.0), (4, 100.0), (8, 150.0), (16, 10.0))] == [4, 12, 16, 16]
 
 
-@pytest.mark.parametrize("wrong", [{"treatments": ()}, {"treatments": ("off",)}, {"treatments": ("a", "a")}, {"seconds": 0},
-                                   {"between": 0}, {"rounds": 0}, {"concurrencies": (0,)}, {"output_tokens": 3}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"treatments": ()},
+        {"treatments": ("off",)},
+        {"treatments": ("a", "a")},
+        {"seconds": 0},
+        {"between": 0},
+        {"rounds": 0},
+        {"concurrencies": (0,)},
+        {"output_tokens": 3},
+    ],
+    ids=str,
+)
 def test_a_sweep_that_cannot_show_anything_is_refused(wrong):
     with pytest.raises(ValueError):
         sweep(**wrong)
@@ -66,15 +78,30 @@ def test_a_sweep_that_cannot_show_anything_is_refused(wrong):
 
 def planted(*runs) -> list[dict]:
     """(cell, place, arm, speed) as runs of the file."""
-    return [{"round": cell, "temperature": 1.0, "concurrency": 1, "place": place, "arm": arm,
-             "load": dict.fromkeys(LOADS, 1.0) | {"output_throughput": speed}, "steps": None}
-            for cell, place, arm, speed in runs]
+    return [
+        {
+            "round": cell,
+            "temperature": 1.0,
+            "concurrency": 1,
+            "place": place,
+            "arm": arm,
+            "load": dict.fromkeys(LOADS, 1.0) | {"output_throughput": speed},
+            "steps": None,
+        }
+        for cell, place, arm, speed in runs
+    ]
 
 
 def test_a_treatment_is_judged_by_the_controls_around_its_own_gap():
-    runs = planted((0, 0, "off", 100), (0, 1, "a", 110), (0, 2, "b", 99), (0, 3, "off", 120), (0, 4, "c", 240), (0, 5, "off", 80))
+    runs = planted(
+        (0, 0, "off", 100), (0, 1, "a", 110), (0, 2, "b", 99), (0, 3, "off", 120), (0, 4, "c", 240), (0, 5, "off", 80)
+    )
     found = {one["arm"]: (one["ratio"], one["spread"]) for one in judged(runs, "off")}
-    assert found == {"a": pytest.approx((1.0, 20 / 110)), "b": pytest.approx((0.9, 20 / 110)), "c": pytest.approx((2.4, 0.4))}
+    assert found == {
+        "a": pytest.approx((1.0, 20 / 110)),
+        "b": pytest.approx((0.9, 20 / 110)),
+        "c": pytest.approx((2.4, 0.4)),
+    }
 
 
 def test_what_no_control_follows_is_not_judged_and_a_control_of_the_next_cell_does_not_count():
@@ -83,7 +110,14 @@ def test_what_no_control_follows_is_not_judged_and_a_control_of_the_next_cell_do
 
 
 def test_a_row_holds_the_mean_of_its_arm_alone_and_the_range_over_rounds():
-    runs = planted((0, 0, "off", 100), (0, 1, "a", 110), (0, 2, "off", 100), (1, 0, "off", 100), (1, 1, "a", 130), (1, 2, "off", 104))
+    runs = planted(
+        (0, 0, "off", 100),
+        (0, 1, "a", 110),
+        (0, 2, "off", 100),
+        (1, 0, "off", 100),
+        (1, 1, "a", 130),
+        (1, 2, "off", 104),
+    )
     rows = {row["arm"]: row for row in summary(runs, "off")}
     assert rows["a"]["output_throughput"] == 120 and rows["a"]["ratios"] == pytest.approx([1.1, 130 / 102])
     assert rows["off"]["runs"] == 4 and rows["off"]["spread"] == pytest.approx(4 / 101) and rows["off"]["ratios"] == []
@@ -182,7 +216,17 @@ def test_the_sweep_starts_its_servers_runs_every_arm_where_it_belongs_and_stops_
     for name, stand_in in (("start", start), ("measure", measure), ("Server", Stub)):
         monkeypatch.setattr(serving, name, stand_in)
     out = tmp_path / "serving.json"
-    arguments = ["serving.py", "--concurrency", "1,4", "--temperature", "1", "--arm", "static-2", "--also", "dflash=--x 1"]
+    arguments = [
+        "serving.py",
+        "--concurrency",
+        "1,4",
+        "--temperature",
+        "1",
+        "--arm",
+        "static-2",
+        "--also",
+        "dflash=--x 1",
+    ]
     monkeypatch.setattr(sys, "argv", [*arguments, "--out", str(out), "--seconds", "4", "--output-tokens", "20"])
     assert serving.main() == 0
     assert [server.url for server in started] == ["http://dspark", "http://off", "http://dflash"]
@@ -190,8 +234,14 @@ def test_the_sweep_starts_its_servers_runs_every_arm_where_it_belongs_and_stops_
     cells = ran[3:]  # behind the pilot: one warm run, and the control at both loads
     assert len(cells) == 2 * 4 and {requests for *_, requests in cells} == {20}
     assert {run[:3] for run in cells} == {
-        ("off", "http://off", None), ("static-2", None, "static"), ("dflash", "http://dflash", None)}
-    assert len(json.loads(out.read_text())["runs"]) == 8 and "| dflash | 1.000 | 1.000 |" in out.with_suffix(".md").read_text()
+        ("off", "http://off", None),
+        ("static-2", None, "static"),
+        ("dflash", "http://dflash", None),
+    }
+    assert (
+        len(json.loads(out.read_text())["runs"]) == 8
+        and "| dflash | 1.000 | 1.000 |" in out.with_suffix(".md").read_text()
+    )
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--resume"])
     assert serving.main() == 0 and len(ran) == 11, "a finished sweep ran again"
 
@@ -201,7 +251,9 @@ def test_the_page_shows_gains_by_load_and_names_the_best_fixed_length(tmp_path):
     body = filled(tmp_path / "s.json", sweep(), speeds).body
     text = markdown(body)
     assert "| compact+causal | 1.300 | 1.300 |" in text and "| cap-accept | 1.000 | 1.000 |" in text
-    assert "- 4 clients: best fixed length static-2 (1.250); over it: compact+causal 1.040, compact+lagged 0.960" in text
+    assert (
+        "- 4 clients: best fixed length static-2 (1.250); over it: compact+causal 1.040, compact+lagged 0.960" in text
+    )
     assert "36 of 36 runs" in text and text.count("### T = ") == 4
 
 

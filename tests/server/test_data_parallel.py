@@ -19,8 +19,15 @@ COUNT = 2
 @pytest.fixture(scope="module")
 def replicas(pair, tmp_path_factory):
     target, draft = pair
-    server = start(tmp_path_factory.mktemp("logs") / "dp.log", "--model-path", str(target),
-                   "--speculative-draft-model-path", str(draft), "--dp", str(COUNT))
+    server = start(
+        tmp_path_factory.mktemp("logs") / "dp.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--dp",
+        str(COUNT),
+    )
     yield server
     server.stop()
 
@@ -61,8 +68,15 @@ def test_a_refused_switch_changes_no_replica(replicas):
 
 def test_replicas_end_without_an_error(pair, tmp_path):
     target, draft = pair
-    server = start(tmp_path / "dp.log", "--model-path", str(target), "--speculative-draft-model-path", str(draft), "--dp",
-                   str(COUNT))
+    server = start(
+        tmp_path / "dp.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--dp",
+        str(COUNT),
+    )
     server.generate(PROMPTS[:4], temperature=0, max_new_tokens=8)
     server.stop()
     for fault in ("Scheduler hit an exception", "could not be saved", ".partial"):

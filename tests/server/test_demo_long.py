@@ -15,16 +15,37 @@ from tests.server.live import start
 
 pytestmark = pytest.mark.long
 
-TOPICS = ("a library", "the number 17", "how rain forms", "a good breakfast", "Python's zip", "the Moon", "trains",
-          "an apology to a friend", "prime numbers", "gardening in spring")
-TASKS = ("Explain {} in one paragraph.", "Write three questions about {}.", "Tell a short story about {}.",
-         "List facts about {}, one per line.", "Translate a sentence about {} into French.", "Write JSON describing {}.",
-         "Write a Python function that has to do with {}.", "Argue for and against {}.", "Write a poem about {}.",
-         "Summarise what a child should know of {}.")
+TOPICS = (
+    "a library",
+    "the number 17",
+    "how rain forms",
+    "a good breakfast",
+    "Python's zip",
+    "the Moon",
+    "trains",
+    "an apology to a friend",
+    "prime numbers",
+    "gardening in spring",
+)
+TASKS = (
+    "Explain {} in one paragraph.",
+    "Write three questions about {}.",
+    "Tell a short story about {}.",
+    "List facts about {}, one per line.",
+    "Translate a sentence about {} into French.",
+    "Write JSON describing {}.",
+    "Write a Python function that has to do with {}.",
+    "Argue for and against {}.",
+    "Write a poem about {}.",
+    "Summarise what a child should know of {}.",
+)
 PROMPTS = [task.format(topic) for task in TASKS for topic in TOPICS]
 # A draft at least everywhere: a planner that leaves drafting alone would make every text plain decoding's.
-MODES = [{"verify_mode": "static"}, {"verify_mode": "cap-accept", "window_policy": "causal", "min_window": 1},
-         *({"verify_mode": "compact", "window_policy": policy, "min_window": 1} for policy in ("causal", "lagged", "ahead"))]
+MODES = [
+    {"verify_mode": "static"},
+    {"verify_mode": "cap-accept", "window_policy": "causal", "min_window": 1},
+    *({"verify_mode": "compact", "window_policy": policy, "min_window": 1} for policy in ("causal", "lagged", "ahead")),
+]
 TOKENS = 96
 
 
@@ -50,8 +71,12 @@ def answers(server, concurrency: int) -> list[tuple[list[int], list[float], int]
     """Per prompt: tokens, at each the gap between its two best log-probabilities, and how many were drafted and accepted."""
 
     def one(prompt: str) -> tuple[list[int], list[float], int]:
-        body = {"text": f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n", "return_logprob": True,
-                "top_logprobs_num": 2, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
+        body = {
+            "text": f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n",
+            "return_logprob": True,
+            "top_logprobs_num": 2,
+            "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS},
+        }
         answer = server.post("/generate", body)
         meta = answer["meta_info"]
         gaps = [pair[0][0] - pair[1][0] for pair in meta["output_top_logprobs"]]
@@ -81,7 +106,9 @@ def test_the_demo_pairs_greedy_text_is_plain_decodings(servers, reference, mode,
     found = answers(dspark, concurrency)
     gaps = gaps_at_first_difference(reference, found)
     drafted = sum(accepted for _, _, accepted in found) / sum(len(tokens) for tokens, _, _ in found)
-    print(f"{dtype} {mode} at {concurrency}: {len(PROMPTS) - len(gaps)} of {len(PROMPTS)} equal; gaps {sorted(gaps)}; "
-          f"{drafted:.0%} of the tokens were drafted")
+    print(
+        f"{dtype} {mode} at {concurrency}: {len(PROMPTS) - len(gaps)} of {len(PROMPTS)} equal; gaps {sorted(gaps)}; "
+        f"{drafted:.0%} of the tokens were drafted"
+    )
     assert drafted > 0.15, "hardly a draft was accepted: this compared plain decoding with itself"
     assert all(gap < (1e-4 if dtype == "float32" else 0.5) for gap in gaps), gaps

@@ -16,14 +16,25 @@ import psutil
 from tests.server.live import start, wait_for_refusal
 
 NEW_TOKENS = 1800
-BODY = {"text": "The river ran", "stream": True,
-        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}}
+BODY = {
+    "text": "The river ran",
+    "stream": True,
+    "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+}
 
 
 def test_a_group_told_to_end_finishes_its_requests_and_refuses_new_ones(pair, tmp_path):
     target, draft = pair
-    server = start(tmp_path / "drain.log", "--model-path", str(target), "--speculative-draft-model-path", str(draft),
-                   "--verify-mode", "static", "--disable-radix-cache")
+    server = start(
+        tmp_path / "drain.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--verify-mode",
+        "static",
+        "--disable-radix-cache",
+    )
     try:
         family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
         with httpx.stream("POST", server.url + "/generate", json=BODY, timeout=300) as answer:
@@ -33,7 +44,9 @@ def test_a_group_told_to_end_finishes_its_requests_and_refuses_new_ones(pair, tm
             refused = wait_for_refusal(server.url)
             *_, last = lines
         last = json.loads(last[6:])
-        assert first["meta_info"]["completion_tokens"] < NEW_TOKENS == last["meta_info"]["completion_tokens"], server.tail()
+        assert first["meta_info"]["completion_tokens"] < NEW_TOKENS == last["meta_info"]["completion_tokens"], (
+            server.tail()
+        )
         assert last["meta_info"]["finish_reason"]["type"] == "length"
         assert refused.status_code == 503 and refused.json()["error"]["type"] == "shutting_down"
         assert server.process.wait(120) == 0, server.tail()

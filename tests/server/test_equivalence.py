@@ -18,11 +18,35 @@ from tests.server.cases import CASES, LOGPROBS, generate, sampled
 from tests.server.compare import Case, answers, ask, differences
 
 MODES = {
-    "static": {"verify_mode": "static", "min_window": 0, "max_window": None, "window_policy": None, "accept_rule": "block"},
+    "static": {
+        "verify_mode": "static",
+        "min_window": 0,
+        "max_window": None,
+        "window_policy": None,
+        "accept_rule": "block",
+    },
     "static-token": {"verify_mode": "static", "min_window": 0, "max_window": None, "accept_rule": "token"},
-    "compact": {"verify_mode": "compact", "min_window": 1, "max_window": None, "window_policy": "causal", "accept_rule": "block"},
-    "ahead": {"verify_mode": "compact", "min_window": 1, "max_window": 3, "window_policy": "ahead", "accept_rule": "coupled"},
-    "cap-accept": {"verify_mode": "cap-accept", "min_window": 1, "max_window": None, "window_policy": "causal", "accept_rule": "block"},
+    "compact": {
+        "verify_mode": "compact",
+        "min_window": 1,
+        "max_window": None,
+        "window_policy": "causal",
+        "accept_rule": "block",
+    },
+    "ahead": {
+        "verify_mode": "compact",
+        "min_window": 1,
+        "max_window": 3,
+        "window_policy": "ahead",
+        "accept_rule": "coupled",
+    },
+    "cap-accept": {
+        "verify_mode": "cap-accept",
+        "min_window": 1,
+        "max_window": None,
+        "window_policy": "causal",
+        "accept_rule": "block",
+    },
 }
 CONTEXT = 2048
 GAMMA = 4
@@ -96,7 +120,13 @@ def _cut_cases(prompt: int, ids: list[int], pieces: list[str]) -> list[Case]:
         cases.append(generate(f"late-first-{name}", prompt, stop=[pieces[i + 1], pieces[i]]))
         cases.append(generate(f"string-behind-id-{name}", prompt, stop=[pieces[i + 1]], stop_token_ids=[ids[i]]))
         cases.append(generate(f"kept-{name}", prompt, stop=[pair], no_stop_trim=True))
-        cases.append(generate(f"regex-{name}", prompt, stop_regex=["[" + "".join(f"\\x{ord(c):02x}" for c in pair if ord(c) < 128) + "]+$"]))
+        cases.append(
+            generate(
+                f"regex-{name}",
+                prompt,
+                stop_regex=["[" + "".join(f"\\x{ord(c):02x}" for c in pair if ord(c) < 128) + "]+$"],
+            )
+        )
         cases.append(generate(f"streamed-{name}", prompt, extra={"stream": True, **LOGPROBS}, stop=[pair]))
     return cases
 
@@ -109,22 +139,33 @@ def test_openai_stops_cut_alike_streamed_or_not(mode, dspark, reference, texts):
     prompt, _, pieces = texts[0]
     stops = sorted({a + b for a, b in itertools.pairwise(pieces) if "\ufffd" not in a + b})[:6]
     body = {"model": "m", "prompt": PROMPTS[prompt], "temperature": 0.0, "max_tokens": 24, "logprobs": 2}
-    cases = [Case(f"{stop!r}-{stream}", {**body, "stop": stop, "stream": stream}, "/v1/completions")
-             for stop in stops for stream in (False, True)]
+    cases = [
+        Case(f"{stop!r}-{stream}", {**body, "stop": stop, "stream": stream}, "/v1/completions")
+        for stop in stops
+        for stream in (False, True)
+    ]
     _all_equal(cases, dspark, reference)
 
 
 def test_prompts_that_end_near_the_context_limit_end_alike(mode, dspark, reference):
     ids = [6 + (7 * i * i + i) % 500 for i in range(CONTEXT)]
-    cases = [generate(f"left-{left}-{length}", length=length, extra={"text": None, "input_ids": ids[: CONTEXT - left], **extra})
-             for left in range(1, GAMMA + 4) for length, extra in ((64, {}), (left + 1, LOGPROBS | {"logprob_start_len": -1}))]
+    cases = [
+        generate(
+            f"left-{left}-{length}", length=length, extra={"text": None, "input_ids": ids[: CONTEXT - left], **extra}
+        )
+        for left in range(1, GAMMA + 4)
+        for length, extra in ((64, {}), (left + 1, LOGPROBS | {"logprob_start_len": -1}))
+    ]
     _all_equal(cases, dspark, reference)
 
 
 def test_prefixes_of_every_length_hit_the_cache_and_change_nothing(mode, dspark, reference):
     ids = [6 + (11 * i * i + 3 * i) % 500 for i in range(64)]
     dspark.post("/generate", {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": 8}})
-    cases = [generate(f"shared-{n}", extra={"text": None, "input_ids": ids[:n] + [100 + n]}, length=16) for n in range(1, 64, 4)]
+    cases = [
+        generate(f"shared-{n}", extra={"text": None, "input_ids": ids[:n] + [100 + n]}, length=16)
+        for n in range(1, 64, 4)
+    ]
     _all_equal(cases, dspark, reference)
     answer = ask(dspark.url, cases[-1])[1]
     assert answer["meta_info"]["cached_tokens"] >= 60, "the prefix was not shared"
@@ -132,8 +173,14 @@ def test_prefixes_of_every_length_hit_the_cache_and_change_nothing(mode, dspark,
 
 def test_a_prompt_in_chunks_is_decoded_alike(mode, dspark, reference):
     ids = [6 + (13 * i * i + 5 * i) % 500 for i in range(1300)]
-    _all_equal([generate(f"long-{n}", extra={"text": None, "input_ids": ids[:n], **LOGPROBS}, length=12)
-                for n in (511, 512, 513, 1024, 1300)], dspark, reference)
+    _all_equal(
+        [
+            generate(f"long-{n}", extra={"text": None, "input_ids": ids[:n], **LOGPROBS}, length=12)
+            for n in (511, 512, 513, 1024, 1300)
+        ],
+        dspark,
+        reference,
+    )
 
 
 def test_a_chat_of_many_turns_stays_the_same_and_hits_its_own_past(mode, dspark, plain):
@@ -141,7 +188,9 @@ def test_a_chat_of_many_turns_stays_the_same_and_hits_its_own_past(mode, dspark,
         messages, said = [], []
         for turn in range(6):
             messages.append({"role": "user", "content": PROMPTS[turn]})
-            answer = server.post("/v1/chat/completions", {"model": "m", "messages": messages, "temperature": 0.0, "max_tokens": 14})
+            answer = server.post(
+                "/v1/chat/completions", {"model": "m", "messages": messages, "temperature": 0.0, "max_tokens": 14}
+            )
             said.append(answer["choices"][0]["message"]["content"])
             messages.append({"role": "assistant", "content": said[-1]})
         return said
@@ -150,8 +199,12 @@ def test_a_chat_of_many_turns_stays_the_same_and_hits_its_own_past(mode, dspark,
 
 
 def test_the_numbers_of_every_request_add_up(mode, dspark):
-    cases = [*(generate(f"plain-{i}", i) for i in range(6)), *(sampled(f"sampled-{i}", i) for i in range(6)),
-             generate("stop", stop_token_ids=list(range(100, 200))), generate("grammar", regex="[a-z]{5}")]
+    cases = [
+        *(generate(f"plain-{i}", i) for i in range(6)),
+        *(sampled(f"sampled-{i}", i) for i in range(6)),
+        generate("stop", stop_token_ids=list(range(100, 200))),
+        generate("grammar", regex="[a-z]{5}"),
+    ]
     for name, (status, answer) in answers(dspark.url, cases).items():
         m = answer["meta_info"]
         if m["completion_tokens"] == 1:
@@ -160,4 +213,6 @@ def test_the_numbers_of_every_request_add_up(mode, dspark):
         assert returned == m["completion_tokens"] == len(answer["output_ids"]), name
         assert 0 <= m["spec_num_correct_drafts"] <= m["spec_num_proposed_drafts"] <= GAMMA * m["spec_verify_ct"], name
         assert 0 <= m["spec_num_cut_tokens"] <= GAMMA
-        assert m["spec_accept_rate"] * max(1, m["spec_num_proposed_drafts"]) == pytest.approx(m["spec_num_correct_drafts"])
+        assert m["spec_accept_rate"] * max(1, m["spec_num_proposed_drafts"]) == pytest.approx(
+            m["spec_num_correct_drafts"]
+        )

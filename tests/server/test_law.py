@@ -34,7 +34,10 @@ STATIC = {"verify_mode": "static", "min_window": 0, "max_window": None, "window_
 COMPACT = {"verify_mode": "compact", "min_window": 1, "max_window": None}
 ARMS = {
     **{f"static-{rule}": {**STATIC, "accept_rule": rule} for rule in ("token", "block", "coupled")},
-    **{f"causal-{rule}": {**COMPACT, "window_policy": "causal", "accept_rule": rule} for rule in ("token", "block", "coupled")},
+    **{
+        f"causal-{rule}": {**COMPACT, "window_policy": "causal", "accept_rule": rule}
+        for rule in ("token", "block", "coupled")
+    },
     "lagged-block": {**COMPACT, "window_policy": "lagged", "accept_rule": "block"},
     "lagged-token": {**COMPACT, "window_policy": "lagged", "accept_rule": "token"},
     "ahead-block": {**COMPACT, "window_policy": "ahead", "accept_rule": "block"},
@@ -60,15 +63,25 @@ def _law(model, temperature: float, top_k: int | None = None) -> dict[tuple, flo
         if top_k is not None:
             logits[logits < logits.topk(top_k, dim=-1).values[:, -1:]] = -torch.inf
         p = torch.softmax(logits, dim=-1).numpy()
-        paths = {(*path, int(token)): paths[path] * p[i, token] for i, path in enumerate(prefixes)
-                 for token in np.nonzero(paths[path] * p[i] > SMALLEST)[0]}
+        paths = {
+            (*path, int(token)): paths[path] * p[i, token]
+            for i, path in enumerate(prefixes)
+            for token in np.nonzero(paths[path] * p[i] > SMALLEST)[0]
+        }
     return paths
 
 
 def _sample(server, setting: dict) -> list[tuple]:
     """SAMPLES continuations; the requests of a batch have different bounds on their windows."""
-    params = [{**setting, "max_new_tokens": LENGTH + 2, "ignore_eos": True, "custom_params": {"dspark": WINDOWS[i % len(WINDOWS)]}}
-              for i in range(BATCH)]
+    params = [
+        {
+            **setting,
+            "max_new_tokens": LENGTH + 2,
+            "ignore_eos": True,
+            "custom_params": {"dspark": WINDOWS[i % len(WINDOWS)]},
+        }
+        for i in range(BATCH)
+    ]
     body = {"input_ids": [PROMPT] * BATCH, "sampling_params": params}
     with ThreadPoolExecutor(2) as pool:
         batches = list(pool.map(lambda _: server.post("/generate", body), range(SAMPLES // BATCH)))
@@ -100,7 +113,9 @@ def test_unseeded_text_follows_the_targets_exact_law(dspark, laws, arm):
     statistic, freedom, p = chi_square(laws[name], drawn)
     windows = np.array(after["windows"]) - before["windows"]
     verified, accepted = (after["tokens"][k] - before["tokens"][k] for k in ("verified", "accepted"))
-    print(f"{arm} {name}: chi2 {statistic:.0f} of {freedom}, p {p:.2g}, accepted {accepted}/{verified}, windows {windows}")
+    print(
+        f"{arm} {name}: chi2 {statistic:.0f} of {freedom}, p {p:.2g}, accepted {accepted}/{verified}, windows {windows}"
+    )
     assert (windows[1:] > 0).sum() >= 2, "windows did not vary"
     assert 0.05 * verified < accepted < 0.95 * verified, "acceptance was not exercised"
     assert p > LIMIT, (name, statistic, freedom)

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_dspark.config import DSparkConfig
-from sglang_dspark.meter import Meter
-from sglang_dspark.serving.history import SLOT_SECONDS, SLOTS, History
+from sglang_dspark.learning.history import SLOT_SECONDS, SLOTS, History
+from sglang_dspark.learning.meter import Meter
 from sglang_dspark.serving.metrics import Telemetry
 from sglang_dspark.serving.status import measured_survival
+from sglang_dspark.settings.config import DSparkConfig
 
 
 class Cost:
@@ -52,12 +52,26 @@ class HalfSure:
 
 
 def speculation(**changes):
-    return SimpleNamespace(config=DSparkConfig(), calibration=HalfSure(), cost=Cost(), policy_name="causal",
-                           windows=SimpleNamespace(drafting="depth"), **changes)
+    return SimpleNamespace(
+        config=DSparkConfig(),
+        calibration=HalfSure(),
+        cost=Cost(),
+        policy_name="causal",
+        windows=SimpleNamespace(drafting="depth"),
+        **changes,
+    )
 
 
-def one_step(meter: Meter, windows: list[int], lengths: list[int], owner, *, drafts: int = 3, rows: int | None = None,
-             confident: bool = True) -> None:
+def one_step(
+    meter: Meter,
+    windows: list[int],
+    lengths: list[int],
+    owner,
+    *,
+    drafts: int = 3,
+    rows: int | None = None,
+    confident: bool = True,
+) -> None:
     """A step of `windows` and committed `lengths`, of blocks of `drafts`, whose forward ran `rows` rows."""
     step = SimpleNamespace(size=len(windows), context=10 * len(windows), greedy=np.zeros(len(windows), bool))
     ragged = SimpleNamespace(windows=torch.tensor(windows), block_size=drafts, rows=rows or sum(windows) + len(windows))
@@ -124,7 +138,9 @@ def test_predicted_and_real_seconds_are_of_the_same_steps():
 
 def test_survival_is_the_product_of_the_conditional_rates_where_windows_hide_the_rest():
     totals = SimpleNamespace(verified_at=np.array([100, 10, 0]), accepted_at=np.array([80, 5, 0]))
-    assert measured_survival(totals).tolist() == pytest.approx([0.8, 0.4, 0.2])  # an untried position takes the last rate
+    assert measured_survival(totals).tolist() == pytest.approx(
+        [0.8, 0.4, 0.2]
+    )  # an untried position takes the last rate
     nothing = SimpleNamespace(verified_at=np.zeros(2, int), accepted_at=np.zeros(2, int))
     assert np.isnan(measured_survival(nothing)).all()
 
@@ -147,7 +163,14 @@ def test_load_classes_are_powers_of_two_and_start_anew_with_the_settings():
     history = History(1)
     for requests in (1, 2, 3, 4, 5, 8, 9, 5000):
         history.add(requests, requests, False, np.array([requests, 0]))
-    assert [(row["up_to"], row["steps"]) for row in history.by_load()] == [(1, 1), (2, 1), (4, 2), (8, 2), (16, 1), (2048, 1)]
+    assert [(row["up_to"], row["steps"]) for row in history.by_load()] == [
+        (1, 1),
+        (2, 1),
+        (4, 2),
+        (8, 2),
+        (16, 1),
+        (2048, 1),
+    ]
     history.settings(DSparkConfig())
     assert history.by_load() == []
 
@@ -155,8 +178,12 @@ def test_load_classes_are_powers_of_two_and_start_anew_with_the_settings():
 def scraped(registry, name: str) -> dict[tuple, float]:
     """Samples of one metric by the values of its own labels."""
     common = ("model_name", "dp_rank")
-    return {tuple(v for k, v in sample.labels.items() if k not in common): sample.value
-            for family in registry.collect() for sample in family.samples if sample.name == name}
+    return {
+        tuple(v for k, v in sample.labels.items() if k not in common): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
 
 
 def test_metrics_carry_the_totals_once_however_often_they_are_copied():
@@ -190,6 +217,10 @@ def test_the_settings_in_force_are_the_only_ones_that_read_1():
 
 
 def test_prometheus_is_not_imported_before_the_engine_has_set_its_directory():
-    program = ("import sys; import sglang_dspark.serving.metrics, sglang_dspark.serving.routes, sglang_dspark.meter; "
-               "print('prometheus_client' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    program = (
+        "import sys; import sglang_dspark.serving.metrics, sglang_dspark.serving.routes, sglang_dspark.learning.meter; "
+        "print('prometheus_client' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    )

@@ -13,11 +13,16 @@ import pytest
 
 from tests.engine.tiny import PROMPTS
 
-MODES = [{"verify_mode": "static", "min_window": 0, "max_window": None},
-         *({"verify_mode": mode, "window_policy": policy, "min_window": 1, "max_window": None}
-           for mode in ("compact", "cap-accept") for policy in ("causal", "lagged", "ahead")),
-         {"verify_mode": "compact", "window_policy": "causal", "min_window": 1, "max_window": 2},
-         {"verify_mode": "off", "min_window": 0, "max_window": None, "window_policy": None}]
+MODES = [
+    {"verify_mode": "static", "min_window": 0, "max_window": None},
+    *(
+        {"verify_mode": mode, "window_policy": policy, "min_window": 1, "max_window": None}
+        for mode in ("compact", "cap-accept")
+        for policy in ("causal", "lagged", "ahead")
+    ),
+    {"verify_mode": "compact", "window_policy": "causal", "min_window": 1, "max_window": 2},
+    {"verify_mode": "off", "min_window": 0, "max_window": None, "window_policy": None},
+]
 IDS = ["-".join(str(v) for v in mode.values()) for mode in MODES]
 CASES = (PROMPTS * 7)[:20]
 
@@ -51,8 +56,10 @@ def test_greedy_text_is_plain_decodings_in_every_mode_at_concurrency(dspark, gre
 def test_greedy_text_is_plain_decodings_one_request_at_a_time(dspark, plain, mode):
     dspark.configure(**mode)
     for prompt in ("The river ran", "Numbers such as 12"):
-        assert dspark.generate(prompt, temperature=0, max_new_tokens=40)[0]["output_ids"] == \
-            plain.generate(prompt, temperature=0, max_new_tokens=40)[0]["output_ids"]
+        assert (
+            dspark.generate(prompt, temperature=0, max_new_tokens=40)[0]["output_ids"]
+            == plain.generate(prompt, temperature=0, max_new_tokens=40)[0]["output_ids"]
+        )
 
 
 def test_settings_change_under_load_without_dropping_a_request_or_changing_its_text(dspark, greedy):
@@ -63,9 +70,16 @@ def test_settings_change_under_load_without_dropping_a_request_or_changing_its_t
         assert running.result() == greedy
 
 
-@pytest.mark.parametrize(("body", "word"), [
-    ({"verify_mode": "fast"}, "verify_mode"), ({"colour": 1}, "colour"), ({"max_window": 9}, "--max-window"),
-    ({"max_window": "two"}, "max_window"), ({"calibration": "off"}, "calibration")])
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"verify_mode": "fast"}, "verify_mode"),
+        ({"colour": 1}, "colour"),
+        ({"max_window": 9}, "--max-window"),
+        ({"max_window": "two"}, "max_window"),
+        ({"calibration": "off"}, "calibration"),
+    ],
+)
 def test_a_setting_that_cannot_be_is_a_400_that_names_it_and_changes_nothing(dspark, body, word):
     before = dspark.get("/dspark/status")["ranks"][0]["config"]
     assert word in dspark.post("/dspark/config", body, expect=400)["error"]["message"]
@@ -81,9 +95,16 @@ def test_a_mode_is_switched_by_its_name_alone_whatever_settings_the_last_one_had
         assert answer["config"] == dspark.get("/dspark/status")["ranks"][0]["config"]
 
 
-@pytest.mark.parametrize(("settings", "word"), [
-    ({"enabled": "no"}, "enabled"), ({"windows": 2}, "windows"), ({"min_window": 3, "max_window": 1}, "min_window"),
-    ({"max_window": -1}, "max_window"), (7, "dspark")])
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"enabled": "no"}, "enabled"),
+        ({"windows": 2}, "windows"),
+        ({"min_window": 3, "max_window": 1}, "min_window"),
+        ({"max_window": -1}, "max_window"),
+        (7, "dspark"),
+    ],
+)
 def test_a_bad_request_setting_is_a_400_that_names_it(dspark, settings, word):
     body = {"text": "A", "sampling_params": {"max_new_tokens": 4, "custom_params": {"dspark": settings}}}
     assert word in str(dspark.post("/generate", body, expect=400))

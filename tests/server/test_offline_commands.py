@@ -28,8 +28,8 @@ def model_flags(pair):
 
 def test_a_profile_is_a_cost_file_of_this_server(pair, tmp_path):
     from dspark_scheduler.fingerprint import load_measurement
-    from sglang_dspark.cost import ServerCost
-    from sglang_dspark.runtime import COST_KIND
+    from sglang_dspark.learning.step_cost import ServerCost
+    from sglang_dspark.step.speculation import COST_KIND
 
     out = tmp_path / "cost.json"
     assert "draft" in run("profile", "--out", str(out), *model_flags(pair))

@@ -21,20 +21,31 @@ from tests.server.live import start
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no Chromium with its driver here (Debian: apt install chromium chromium-driver)")
+    not (CHROMIUM and DRIVER), reason="no Chromium with its driver here (Debian: apt install chromium chromium-driver)"
+)
 SECRET = "the miller counted his hidden sacks"
 CARDS = ("over-time", "by-load", "forecast", "cost", "acceptance", "reliability", "speed")
 
 
 def test_the_page_is_one_file_that_names_no_other_place():
     text = PAGE.read_text()
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", text)
+    assert not re.findall(
+        r"""(?:src|href)\s*=\s*["'](?!data:)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", text
+    )
     assert len(text) < 60_000
 
 
 def test_the_page_keeps_no_key_and_writes_no_markup_from_data():
     text = PAGE.read_text()
-    for word in ("localStorage", "sessionStorage", "document.cookie", "indexedDB", "innerHTML", "insertAdjacentHTML", "eval("):
+    for word in (
+        "localStorage",
+        "sessionStorage",
+        "document.cookie",
+        "indexedDB",
+        "innerHTML",
+        "insertAdjacentHTML",
+        "eval(",
+    ):
         assert word not in text
 
 
@@ -42,8 +53,15 @@ def test_the_page_keeps_no_key_and_writes_no_markup_from_data():
 def served(pair, tmp_path_factory):
     """A server with an admin key that has seen few requests at once, then many, in two modes."""
     target, draft = pair
-    server = start(tmp_path_factory.mktemp("logs") / "page.log", "--model-path", str(target),
-                   "--speculative-draft-model-path", str(draft), "--admin-api-key", "the-admin-key")
+    server = start(
+        tmp_path_factory.mktemp("logs") / "page.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--admin-api-key",
+        "the-admin-key",
+    )
     for mode, count in (("static", 2), ("compact", 1), ("compact", 12)):
         settings = {"verify_mode": mode, "min_window": int(mode == "compact")}
         httpx.post(server.url + "/dspark/config", json=settings, headers={"Authorization": "Bearer the-admin-key"})
@@ -78,7 +96,9 @@ def look(browser, server, width: int, height: int, scheme: str) -> None:
     """Open the page as a screen of this size and scheme, and wait until it has drawn."""
     screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
     browser.get_log("browser"), browser.get_log("performance")  # forget what an earlier test left
     browser.get(server.url + "/dspark")
     wait(lambda: browser.execute_script("return document.body.dataset.ready") == "yes")
@@ -93,18 +113,24 @@ def wait(condition, seconds: float = 30) -> None:
 
 def keep(browser, path, width: int) -> None:
     height = browser.execute_script("return document.documentElement.scrollHeight")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
     time.sleep(0.3)
     assert browser.save_screenshot(str(path)) and path.stat().st_size > 20_000
 
 
 @needs_browser
-@pytest.mark.parametrize(("width", "height", "scheme"), [(1200, 900, "light"), (1200, 900, "dark"), (375, 800, "light"), (375, 800, "dark")])
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"), [(1200, 900, "light"), (1200, 900, "dark"), (375, 800, "light"), (375, 800, "dark")]
+)
 def test_every_chart_draws_in_light_and_dark_on_a_desk_and_on_a_phone(browser, served, pictures, width, height, scheme):
     look(browser, served, width, height, scheme)
     for card in CARDS:
-        marks = browser.execute_script("return document.querySelectorAll('#' + arguments[0] + ' svg :is(rect, circle, polyline)').length", card)
+        marks = browser.execute_script(
+            "return document.querySelectorAll('#' + arguments[0] + ' svg :is(rect, circle, polyline)').length", card
+        )
         assert marks > 0, card
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width, "it runs out of the screen"
@@ -118,7 +144,9 @@ def test_every_chart_draws_in_light_and_dark_on_a_desk_and_on_a_phone(browser, s
 def test_no_number_on_the_page_is_broken_and_no_prompt_text_is_on_it(browser, served):
     look(browser, served, 1200, 900, "light")
     text = browser.execute_script("return document.documentElement.outerHTML")
-    shown = browser.execute_script("return document.querySelector('main').innerText + [...document.querySelectorAll('svg')].map(s => s.outerHTML)")
+    shown = browser.execute_script(
+        "return document.querySelector('main').innerText + [...document.querySelectorAll('svg')].map(s => s.outerHTML)"
+    )
     assert not re.search(r"NaN|undefined|Infinity|\[object", shown)
     assert "miller" not in text and SECRET not in text
 
@@ -126,7 +154,9 @@ def test_no_number_on_the_page_is_broken_and_no_prompt_text_is_on_it(browser, se
 @needs_browser
 def test_the_page_asks_nobody_but_its_own_server(browser, served):
     look(browser, served, 1200, 900, "light")
-    urls = re.findall(r'"url":"((?:https?|wss?):[^"]+)"', str([entry["message"] for entry in browser.get_log("performance")]))
+    urls = re.findall(
+        r'"url":"((?:https?|wss?):[^"]+)"', str([entry["message"] for entry in browser.get_log("performance")])
+    )
     assert urls and all(url.startswith(served.url) for url in urls), set(urls)
 
 
@@ -145,7 +175,9 @@ def submit(browser, mode: str, key: str) -> str:
     field = browser.find_element("id", "adminkey")
     field.clear()
     field.send_keys(key)
-    browser.execute_script("document.querySelector('#answer').textContent = ''; document.querySelector('#settings').requestSubmit()")
+    browser.execute_script(
+        "document.querySelector('#answer').textContent = ''; document.querySelector('#settings').requestSubmit()"
+    )
     wait(lambda: browser.find_element("id", "answer").text)
     return browser.find_element("id", "answer").text
 
@@ -161,7 +193,9 @@ def test_the_control_switches_the_mode_with_the_admin_key_and_only_with_it(brows
     assert "key" in submit(browser, "cap-accept", "wrong") and mode() == "compact"
     assert submit(browser, "cap-accept", "the-admin-key") == "Switched." and mode() == "cap-accept"
     wait(lambda: browser.find_element("id", "mode").text == "cap-accept")
-    browser.execute_script("document.querySelector('input[name=min_window]').value = 3; document.querySelector('input[name=max_window]').value = 2")
+    browser.execute_script(
+        "document.querySelector('input[name=min_window]').value = 3; document.querySelector('input[name=max_window]').value = 2"
+    )
     assert "--min-window 3 is above --max-window 2" in submit(browser, "compact", "the-admin-key")
     assert browser.execute_script("return [localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
     keep(browser, pictures / "control.png", 1200)

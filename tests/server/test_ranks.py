@@ -22,7 +22,7 @@ def register():
             print("confidence of rank", rank, "is disturbed", flush=True)
         return (result + 1e-3 * rank).clip(0, 1)
 
-    HookRegistry.register("sglang_dspark.calibration.Calibration.conditional", disturbed, HookType.AFTER)
+    HookRegistry.register("sglang_dspark.learning.confidence.Calibration.conditional", disturbed, HookType.AFTER)
 """
 
 
@@ -30,9 +30,18 @@ def register():
 def two_ranks(pair, tmp_path_factory):
     environment = plugin_path(tmp_path_factory.mktemp("plugin"), "perturb_ranks", PERTURB)
     target, draft = pair
-    server = start(tmp_path_factory.mktemp("logs") / "tp.log", "--model-path", str(target),
-                   "--speculative-draft-model-path", str(draft), "--tp", "2", "--min-window", "1",
-                   environment=environment)
+    server = start(
+        tmp_path_factory.mktemp("logs") / "tp.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--tp",
+        "2",
+        "--min-window",
+        "1",
+        environment=environment,
+    )
     yield server
     server.stop()
 

@@ -29,18 +29,34 @@ def strained(pair, tmp_path_factory):
     target, draft = pair
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_TEST_RETRACT", "1")
-        server = start(tmp_path_factory.mktemp("logs") / "strained.log", "--model-path", str(target),
-                       "--speculative-draft-model-path", str(draft), "--verify-mode", "static", "--enable-priority-scheduling",
-                       "--max-running-requests", "6", "--enable-return-hidden-states")
+        server = start(
+            tmp_path_factory.mktemp("logs") / "strained.log",
+            "--model-path",
+            str(target),
+            "--speculative-draft-model-path",
+            str(draft),
+            "--verify-mode",
+            "static",
+            "--enable-priority-scheduling",
+            "--max-running-requests",
+            "6",
+            "--enable-return-hidden-states",
+        )
     yield server
     server.stop()
 
 
 def _retracted_cases() -> list:
-    return [*(generate(f"greedy-{i}", i, 30) for i in range(5)), *(sampled(f"seeded-{i}", i) for i in range(5)),
-            generate("frequency", 6, 30, frequency_penalty=1.5), generate("repetition", 7, 30, repetition_penalty=1.5),
-            generate("presence", 8, 30, presence_penalty=1.5), generate("logprobs", 9, 30, extra={**LOGPROBS, "logprob_start_len": -1}),
-            generate("min", 10, 30, min_new_tokens=20, stop_token_ids=list(range(6, 250))), generate("grammar", 11, 30, regex="[a-z]{20}")]
+    return [
+        *(generate(f"greedy-{i}", i, 30) for i in range(5)),
+        *(sampled(f"seeded-{i}", i) for i in range(5)),
+        generate("frequency", 6, 30, frequency_penalty=1.5),
+        generate("repetition", 7, 30, repetition_penalty=1.5),
+        generate("presence", 8, 30, presence_penalty=1.5),
+        generate("logprobs", 9, 30, extra={**LOGPROBS, "logprob_start_len": -1}),
+        generate("min", 10, 30, min_new_tokens=20, stop_token_ids=list(range(6, 250))),
+        generate("grammar", 11, 30, regex="[a-z]{20}"),
+    ]
 
 
 def test_retracted_requests_go_on_as_if_nothing_had_happened(strained, plain):
@@ -53,7 +69,9 @@ def test_retracted_requests_go_on_as_if_nothing_had_happened(strained, plain):
         assert not {name: found for name in theirs if (found := differences(ours[name], theirs[name]))}
         for _, answer in ours.values():
             m = answer["meta_info"]
-            returned = m["spec_num_correct_drafts"] + m["spec_verify_ct"] + 1 + m["num_retractions"] - m["spec_num_cut_tokens"]
+            returned = (
+                m["spec_num_correct_drafts"] + m["spec_verify_ct"] + 1 + m["num_retractions"] - m["spec_num_cut_tokens"]
+            )
             assert returned == m["completion_tokens"] and m["spec_num_cut_tokens"] >= 0
 
 
@@ -82,20 +100,28 @@ CHAT = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": 
 DECLINED = {"dspark": {"enabled": False}}
 
 
-@pytest.mark.parametrize(("path", "body", "word"), [
-    ("/generate", {"text": "A", "temperature": 0.5}, "temperature"),
-    ("/generate", {"text": "A", **DECLINED}, "sampling_params.custom_params"),
-    ("/generate", {"text": "A", "stream": True, "custom_params": DECLINED}, "custom_params"),
-    ("/generate", {"text": "A", "sampling_params": {"colour": 1}}, "colour"),
-    ("/generate", {"text": "A", "sampling_params": {"custom_params": {"DSPARK": {}}}}, "written dspark"),
-    ("/generate", {"text": "A", "sampling_params": {"custom_params": [1]}}, "custom_params"),
-    ("/generate", {"text": "A", "custom_logit_processor": json.dumps({"callable": "00ff"})}, "custom_logit_processor"),
-    ("/v1/chat/completions", {**CHAT, **DECLINED}, "custom_params"),
-    ("/v1/chat/completions", {**CHAT, "stream": True, "sampling_seed": 3}, "called seed"),
-    ("/v1/completions", {"model": "m", "prompt": "A", "max_new_tokens": 3}, "called max_tokens"),
-    ("/v1/messages", {**CHAT, "custom_params": DECLINED}, "custom_params"),
-    ("/v1/responses", {"model": "m", "input": "A", "seed": 3}, "seed"),
-    ("/api/generate", {"model": "m", "prompt": "A", "stream": False, "temperature": 0}, "options")])
+@pytest.mark.parametrize(
+    ("path", "body", "word"),
+    [
+        ("/generate", {"text": "A", "temperature": 0.5}, "temperature"),
+        ("/generate", {"text": "A", **DECLINED}, "sampling_params.custom_params"),
+        ("/generate", {"text": "A", "stream": True, "custom_params": DECLINED}, "custom_params"),
+        ("/generate", {"text": "A", "sampling_params": {"colour": 1}}, "colour"),
+        ("/generate", {"text": "A", "sampling_params": {"custom_params": {"DSPARK": {}}}}, "written dspark"),
+        ("/generate", {"text": "A", "sampling_params": {"custom_params": [1]}}, "custom_params"),
+        (
+            "/generate",
+            {"text": "A", "custom_logit_processor": json.dumps({"callable": "00ff"})},
+            "custom_logit_processor",
+        ),
+        ("/v1/chat/completions", {**CHAT, **DECLINED}, "custom_params"),
+        ("/v1/chat/completions", {**CHAT, "stream": True, "sampling_seed": 3}, "called seed"),
+        ("/v1/completions", {"model": "m", "prompt": "A", "max_new_tokens": 3}, "called max_tokens"),
+        ("/v1/messages", {**CHAT, "custom_params": DECLINED}, "custom_params"),
+        ("/v1/responses", {"model": "m", "input": "A", "seed": 3}, "seed"),
+        ("/api/generate", {"model": "m", "prompt": "A", "stream": False, "temperature": 0}, "options"),
+    ],
+)
 def test_what_a_route_would_not_read_is_a_400_that_names_it(dspark, plain, path, body, word):
     for server in (dspark, plain):
         assert word in str(server.post(path, body, expect=400))
@@ -105,12 +131,18 @@ def test_keys_that_mean_nothing_to_sampling_are_left_to_the_engine(dspark):
     """A null asks for nothing, and what the engine ignores for every request it still does."""
     dspark.post("/generate", {"text": "A", "colour": 1, "temperature": None, "sampling_params": {"max_new_tokens": 1}})
     dspark.post("/v1/chat/completions", {**CHAT, "colour": 1, "sampling_seed": None})
-    assert dspark.post("/v1/embeddings", {"model": "m", "input": "A", "temperature": 1}, expect=400)  # no embedding model
+    assert dspark.post(
+        "/v1/embeddings", {"model": "m", "input": "A", "temperature": 1}, expect=400
+    )  # no embedding model
 
 
 def _abandon(url: str, i: int) -> None:
     """Read two chunks of a long stream and hang up."""
-    body = {"text": PROMPTS[i % 20], "stream": True, "sampling_params": {"max_new_tokens": 400, "temperature": 1.0, "ignore_eos": True}}
+    body = {
+        "text": PROMPTS[i % 20],
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 400, "temperature": 1.0, "ignore_eos": True},
+    }
     with httpx.stream("POST", url + "/generate", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         for _ in range(3):
@@ -119,7 +151,11 @@ def _abandon(url: str, i: int) -> None:
 
 def _abort(url: str, i: int) -> None:
     """Abort a long request by its id while it runs."""
-    body = {"text": PROMPTS[i % 20], "rid": f"abort-{i}", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+    body = {
+        "text": PROMPTS[i % 20],
+        "rid": f"abort-{i}",
+        "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True},
+    }
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(httpx.post, url + "/generate", json=body, timeout=60)
         while not running.done():
@@ -155,7 +191,9 @@ def test_no_kv_slot_is_lost(dspark):
     assert held[0] == held[1]
     assert "leak" not in dspark.log.read_text(errors="replace")
     # The whole pool can still be used: one prompt that needs nearly all slots a request may have.
-    dspark.post("/generate", {"input_ids": [7 + i % 500 for i in range(2000)], "sampling_params": {"max_new_tokens": 8}})
+    dspark.post(
+        "/generate", {"input_ids": [7 + i % 500 for i in range(2000)], "sampling_params": {"max_new_tokens": 8}}
+    )
 
 
 def test_a_prefix_hit_accepts_as_many_drafts_as_a_cold_prompt(dspark):
@@ -163,8 +201,14 @@ def test_a_prefix_hit_accepts_as_many_drafts_as_a_cold_prompt(dspark):
     prompts = [[6 + (17 * i * i + k) % 500 for i in range(300)] for k in range(8)]
 
     def accepted() -> tuple[int, int]:
-        out = dspark.post("/generate", {"input_ids": prompts, "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}})
-        return (sum(a["meta_info"]["spec_num_correct_drafts"] for a in out), sum(a["meta_info"]["cached_tokens"] for a in out))
+        out = dspark.post(
+            "/generate",
+            {"input_ids": prompts, "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}},
+        )
+        return (
+            sum(a["meta_info"]["spec_num_correct_drafts"] for a in out),
+            sum(a["meta_info"]["cached_tokens"] for a in out),
+        )
 
     httpx.post(dspark.url + "/flush_cache", timeout=60)
     (cold, none), (warm, cached) = accepted(), accepted()
@@ -179,8 +223,11 @@ def test_a_session_goes_on_where_it_was(dspark, plain):
         session = server.post("/open_session", {"capacity_of_str_len": 2000})
         said, rid = [], None
         for turn in range(3):
-            body = {"input_ids": [60 + turn, 70, 80], "session_params": {"id": session, "rid": rid},
-                    "sampling_params": {"temperature": 0, "max_new_tokens": 12}}
+            body = {
+                "input_ids": [60 + turn, 70, 80],
+                "session_params": {"id": session, "rid": rid},
+                "sampling_params": {"temperature": 0, "max_new_tokens": 12},
+            }
             answer = server.post("/generate", body)
             rid = answer["meta_info"]["id"]
             said.append(answer["output_ids"])
@@ -196,16 +243,31 @@ def test_the_openai_client_is_served_alike(dspark, plain):
 
     def everything(server) -> list:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
-        one = client.chat.completions.create(model="m", messages=messages, temperature=0, max_tokens=16, logprobs=True, top_logprobs=2)
-        stream = client.chat.completions.create(model="m", messages=messages, temperature=0, max_tokens=16, stream=True,
-                                                stream_options={"include_usage": True})
+        one = client.chat.completions.create(
+            model="m", messages=messages, temperature=0, max_tokens=16, logprobs=True, top_logprobs=2
+        )
+        stream = client.chat.completions.create(
+            model="m",
+            messages=messages,
+            temperature=0,
+            max_tokens=16,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
         chunks = list(stream)
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         assert text == one.choices[0].message.content
         assert chunks[-1].usage.completion_tokens == one.usage.completion_tokens
-        plain_text = client.completions.create(model="m", prompt=PROMPTS[2], temperature=0.7, seed=5, max_tokens=16, n=2)
-        return [text, one.usage.model_dump(), [t.model_dump() for t in one.choices[0].logprobs.content],
-                [c.text for c in plain_text.choices], [c.finish_reason for c in plain_text.choices]]
+        plain_text = client.completions.create(
+            model="m", prompt=PROMPTS[2], temperature=0.7, seed=5, max_tokens=16, n=2
+        )
+        return [
+            text,
+            one.usage.model_dump(),
+            [t.model_dump() for t in one.choices[0].logprobs.content],
+            [c.text for c in plain_text.choices],
+            [c.finish_reason for c in plain_text.choices],
+        ]
 
     assert not differences(everything(dspark), everything(plain))
 
@@ -222,13 +284,25 @@ def test_keys_that_plain_steps_put_off_are_the_ones_that_a_prefill_would_have_wr
     """The draft's confidence in what follows, over a prefix that plain steps wrote and over one that a prefill did. Catches
     postponed keys that are never written, or written over somebody else's; text cannot tell, drafts are verified."""
     target, draft = pair
-    server = start(tmp_path / "server.log", "--model-path", str(target), "--speculative-draft-model-path", str(draft),
-                   "--calibration", "off", "--verify-mode", "static", "--enable-cache-report")
+    server = start(
+        tmp_path / "server.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--calibration",
+        "off",
+        "--verify-mode",
+        "static",
+        "--enable-cache-report",
+    )
     prompts = [[7 * i + j + 20 for j in range(9)] for i in range(5)]
 
     def ask_for(ids: list[int], count: int) -> dict:
-        return server.post("/generate", {"input_ids": ids, "sampling_params": {
-            "temperature": 0, "max_new_tokens": count, "ignore_eos": True}})
+        return server.post(
+            "/generate",
+            {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}},
+        )
 
     def confidence(continued: list[list[int]]) -> tuple[float, int]:
         """Sum of the draft's confidence over what it drafted behind each prefix, and the tokens found in the cache."""

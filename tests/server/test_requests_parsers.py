@@ -20,15 +20,20 @@ from tests.server.test_equivalence import MODES
 
 END_OF_THINKING = 511  # this id is called </think> here; a bias on it ends the tiny model's reasoning after a while
 SOON = {str(END_OF_THINKING): 9.0}
-BLANKS = {str(i): -100.0 for i in (203, 204, 207, 226)}  # tab, line feed, carriage return, space: JSON ends without them
+BLANKS = {
+    str(i): -100.0 for i in (203, 204, 207, 226)
+}  # tab, line feed, carriage return, space: JSON ends without them
 NOW = {str(END_OF_THINKING): 100.0}
 CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"n": [0-9]{1,3}, "ok": (true|false)\}\}\n</tool_call>'
-STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in (TOOL, OTHER_TOOL)]  # or any JSON would do
+STRICT = [
+    {**tool, "function": {**tool["function"], "strict": True}} for tool in (TOOL, OTHER_TOOL)
+]  # or any JSON would do
 NAMED = {"type": "function", "function": {"name": "sub"}}
 
 PARSED = [
     *(chat(f"reasoning-{i}", prompt=i, logit_bias=SOON, max_tokens=40) for i in range(4)),
-    chat("reasoning-only", prompt=4, max_tokens=10), chat("reasoning-cut", prompt=5, logit_bias=SOON, max_tokens=9, stop=["e"]),
+    chat("reasoning-only", prompt=4, max_tokens=10),
+    chat("reasoning-cut", prompt=5, logit_bias=SOON, max_tokens=9, stop=["e"]),
     chat("reasoning-seeded", prompt=6, logit_bias=SOON, temperature=1.0, seed=3, n=2),
     *(chat(f"reasoning-regex-{i}", prompt=i, logit_bias=SOON, max_tokens=60, regex="[a-z]{3,12}!") for i in range(3)),
     chat("reasoning-json", prompt=7, logit_bias=SOON, max_tokens=60, response_format={"type": "json_object"}),
@@ -36,7 +41,10 @@ PARSED = [
     chat("reasoning-required", prompt=8, logit_bias=SOON | BLANKS, max_tokens=90, tools=STRICT, tool_choice="required"),
     chat("reasoning-named", prompt=9, logit_bias=SOON | BLANKS, max_tokens=90, tools=STRICT, tool_choice=NAMED),
     chat("auto-no-call", prompt=2, logit_bias=SOON, tools=[TOOL], tool_choice="auto"),
-    *(chat(f"auto-call-{i}", prompt=i, max_tokens=90, logit_bias=SOON, tools=[TOOL], tool_choice="auto", regex=CALL) for i in range(3)),
+    *(
+        chat(f"auto-call-{i}", prompt=i, max_tokens=90, logit_bias=SOON, tools=[TOOL], tool_choice="auto", regex=CALL)
+        for i in range(3)
+    ),
     chat("tool-none", prompt=3, logit_bias=SOON, tools=[TOOL], tool_choice="none"),
 ]
 STREAMED = [chat(f"{case.name}-stream", {**case.body, **STREAM}) for case in PARSED]
@@ -50,7 +58,14 @@ def offered(pair, tmp_path_factory) -> tuple:
     folder = tmp_path_factory.mktemp("parsers")
     shutil.copytree(pair[0], folder / "target")
     _name_end_of_thinking(folder / "target")
-    return folder, ("--model-path", str(folder / "target"), "--reasoning-parser", "deepseek-r1", "--tool-call-parser", "qwen25")
+    return folder, (
+        "--model-path",
+        str(folder / "target"),
+        "--reasoning-parser",
+        "deepseek-r1",
+        "--tool-call-parser",
+        "qwen25",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +87,10 @@ def ours(offered, pair, theirs) -> dict:
         for mode in ASKED:
             server.configure(**MODES[mode])
             before = server.get("/dspark/status")["ranks"][0]["tokens"]["accepted"]
-            found[mode] = answers(server.url, CASES), server.get("/dspark/status")["ranks"][0]["tokens"]["accepted"] - before
+            found[mode] = (
+                answers(server.url, CASES),
+                server.get("/dspark/status")["ranks"][0]["tokens"]["accepted"] - before,
+            )
     finally:
         server.stop()
     return found
@@ -88,8 +106,17 @@ def _name_end_of_thinking(folder) -> None:
     assert "".join(merges[-1]) == old, "the last token is the last merge's"
     merges.pop()
     vocabulary["</think>"] = vocabulary.pop(old)
-    tokenizer["added_tokens"].append({"id": END_OF_THINKING, "content": "</think>", "single_word": False, "lstrip": False,
-                                      "rstrip": False, "normalized": False, "special": False})
+    tokenizer["added_tokens"].append(
+        {
+            "id": END_OF_THINKING,
+            "content": "</think>",
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": False,
+        }
+    )
     file.write_text(json.dumps(tokenizer))
 
 
@@ -108,14 +135,24 @@ def test_a_stream_is_split_where_its_whole_answer_is(theirs):
             assert (message["content"] or "").strip() == joined["content"].strip(), case.name
             if choice["finish_reason"] == "length":
                 continue  # of a call that is cut, a stream has said the beginning
-            calls = {str(i): [call["function"]["name"], call["function"]["arguments"]]
-                     for i, call in enumerate(message.get("tool_calls") or ())}
+            calls = {
+                str(i): [call["function"]["name"], call["function"]["arguments"]]
+                for i, call in enumerate(message.get("tool_calls") or ())
+            }
             assert calls == joined.get("tools", {}), case.name
 
 
 def test_the_cases_do_reason_and_call_tools(theirs):
-    choices = {name: body["choices"][0] for name, (_, body) in theirs.items() if "choices" in body and name in {c.name for c in PARSED}}
-    split = [name for name, choice in choices.items() if choice["message"]["reasoning_content"] and choice["message"]["content"]]
+    choices = {
+        name: body["choices"][0]
+        for name, (_, body) in theirs.items()
+        if "choices" in body and name in {c.name for c in PARSED}
+    }
+    split = [
+        name
+        for name, choice in choices.items()
+        if choice["message"]["reasoning_content"] and choice["message"]["content"]
+    ]
     called = [name for name, choice in choices.items() if choice["message"].get("tool_calls")]
     print(f"split {split}, called {called}")
     assert len(split) >= 6 and {"reasoning-required", "reasoning-named"} <= set(called)

@@ -31,20 +31,48 @@ def _maybe(**options) -> st.SearchStrategy[dict]:
 
 LOOKS = st.one_of(
     st.just({"temperature": 0.0}),
-    st.fixed_dictionaries({"temperature": st.sampled_from([0.3, 1.0, 1.8]), "sampling_seed": st.integers(-(2**40), 2**40)}, optional={
-        "top_p": st.sampled_from([0.3, 0.8, 0.95]), "top_k": st.sampled_from([1, 2, 7, 50]), "min_p": st.sampled_from([0.02, 0.3])}))
-GRAMMAR = st.one_of(st.just({}), st.just({}), st.sampled_from([
-    {"regex": "[a-z]{3,12}"}, {"regex": "(ab|cd|e)+x?"}, {"json_schema": json.dumps(SCHEMA)}, {"ebnf": 'root ::= "a" root | "b" '}]))
+    st.fixed_dictionaries(
+        {"temperature": st.sampled_from([0.3, 1.0, 1.8]), "sampling_seed": st.integers(-(2**40), 2**40)},
+        optional={
+            "top_p": st.sampled_from([0.3, 0.8, 0.95]),
+            "top_k": st.sampled_from([1, 2, 7, 50]),
+            "min_p": st.sampled_from([0.02, 0.3]),
+        },
+    ),
+)
+GRAMMAR = st.one_of(
+    st.just({}),
+    st.just({}),
+    st.sampled_from(
+        [
+            {"regex": "[a-z]{3,12}"},
+            {"regex": "(ab|cd|e)+x?"},
+            {"json_schema": json.dumps(SCHEMA)},
+            {"ebnf": 'root ::= "a" root | "b" '},
+        ]
+    ),
+)
 SHAPE = _maybe(
-    frequency_penalty=st.sampled_from([-1.0, 0.8, 2.0]), presence_penalty=st.sampled_from([-0.7, 1.1]),
-    repetition_penalty=st.sampled_from([0.8, 1.3]), min_new_tokens=st.integers(0, 4),
+    frequency_penalty=st.sampled_from([-1.0, 0.8, 2.0]),
+    presence_penalty=st.sampled_from([-0.7, 1.1]),
+    repetition_penalty=st.sampled_from([0.8, 1.3]),
+    min_new_tokens=st.integers(0, 4),
     logit_bias=st.dictionaries(st.integers(2, 400).map(str), st.sampled_from([-100.0, -3.0, 4.0, 9.0]), max_size=6),
     stop=st.lists(st.sampled_from(["e", "th", " the", ".", "a", "er"]), min_size=1, max_size=2),
-    stop_token_ids=st.lists(st.integers(6, 511), min_size=1, max_size=40), stop_regex=st.sampled_from(["[aeiou][a-z]$", "[0-9]"]),
-    ignore_eos=st.booleans(), no_stop_trim=st.booleans(),
-    custom_params=st.sampled_from([{"dspark": {"enabled": False}}, {"dspark": {"max_window": 1}}, {"dspark": {"min_window": 3}}]))
-OUTER = _maybe(stream=st.just(True), return_logprob=st.just(True), top_logprobs_num=st.integers(0, 3),
-               token_ids_logprob=st.lists(st.integers(2, 400), min_size=1, max_size=3))
+    stop_token_ids=st.lists(st.integers(6, 511), min_size=1, max_size=40),
+    stop_regex=st.sampled_from(["[aeiou][a-z]$", "[0-9]"]),
+    ignore_eos=st.booleans(),
+    no_stop_trim=st.booleans(),
+    custom_params=st.sampled_from(
+        [{"dspark": {"enabled": False}}, {"dspark": {"max_window": 1}}, {"dspark": {"min_window": 3}}]
+    ),
+)
+OUTER = _maybe(
+    stream=st.just(True),
+    return_logprob=st.just(True),
+    top_logprobs_num=st.integers(0, 3),
+    token_ids_logprob=st.lists(st.integers(2, 400), min_size=1, max_size=3),
+)
 
 
 @st.composite
@@ -68,8 +96,14 @@ def _search(dspark, plain, seconds: float, phases: tuple = (Phase.generate,)) ->
     """Fresh rounds of a few batches until the time is up; how many batches were asked."""
     batches = 0
 
-    @settings(max_examples=6, deadline=None, database=None, print_blob=True, phases=phases,
-              suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=6,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        phases=phases,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(BATCH)
     def same(batch) -> None:
         nonlocal batches
@@ -78,7 +112,9 @@ def _search(dspark, plain, seconds: float, phases: tuple = (Phase.generate,)) ->
         dspark.configure(**MODES[mode])
         cases = [Case(str(i), body) for i, body in enumerate(bodies)]
         ours, theirs = answers(dspark.url, cases), answers(plain.url, cases)
-        wrong = {name: (bodies[int(name)], found) for name in theirs if (found := differences(ours[name], theirs[name]))}
+        wrong = {
+            name: (bodies[int(name)], found) for name in theirs if (found := differences(ours[name], theirs[name]))
+        }
         if wrong:
             print(json.dumps({"mode": mode, "batch": bodies, "wrong": wrong}, indent=1))
         assert not wrong, "see the printed batch"

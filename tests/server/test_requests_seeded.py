@@ -13,8 +13,14 @@ import pytest
 from tests.engine.tiny import PROMPTS
 from tests.server.test_modes import IDS, MODES
 
-FILTERS = [{}, {"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "temperature": 1.6},
-           {"temperature": 0.4}]
+FILTERS = [
+    {},
+    {"top_p": 0.8},
+    {"top_k": 5},
+    {"min_p": 0.1},
+    {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "temperature": 1.6},
+    {"temperature": 0.4},
+]
 LENGTH = 20
 
 
@@ -45,7 +51,7 @@ def reference(plain):
 def test_seeded_text_is_the_same_twice_alone_and_with_neighbours_in_plain_decoding(plain, reference):
     prompts, params = seeded_cases()
     others, theirs = neighbours()
-    assert ask(plain, others + prompts, theirs + params)[len(others):] == reference
+    assert ask(plain, others + prompts, theirs + params)[len(others) :] == reference
     for i in (0, 3, 6):
         assert ask(plain, [prompts[i]], [params[i]]) == [reference[i]]
 
@@ -79,8 +85,13 @@ def test_choice_i_of_n_is_the_text_of_seed_plus_i(dspark, plain, mode):
 
 
 def test_the_openai_seed_numbers_choices_too(dspark, plain):
-    body = {"model": "m", "messages": [{"role": "user", "content": "The river"}], "seed": 5, "max_tokens": 12,
-            "temperature": 1.0}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "The river"}],
+        "seed": 5,
+        "max_tokens": 12,
+        "temperature": 1.0,
+    }
     three = dspark.post("/v1/chat/completions", {**body, "n": 3})["choices"]
     assert [c["index"] for c in three] == [0, 1, 2]
     for i, choice in enumerate(three):
@@ -91,15 +102,23 @@ def test_the_openai_seed_numbers_choices_too(dspark, plain):
 def test_unseeded_requests_differ_even_with_the_same_request_id(dspark, plain):
     dspark.configure(verify_mode="static", min_window=0, max_window=None)
     for server in (dspark, plain):
-        texts = [server.post("/generate", {"text": "The river ran", "rid": "mine",
-                                           "sampling_params": {"max_new_tokens": LENGTH}})["text"] for _ in range(3)]
+        texts = [
+            server.post(
+                "/generate", {"text": "The river ran", "rid": "mine", "sampling_params": {"max_new_tokens": LENGTH}}
+            )["text"]
+            for _ in range(3)
+        ]
         assert len(set(texts)) == 3
 
 
 def test_logprobs_of_seeded_tokens_are_those_of_the_tokens_that_were_drawn(dspark, plain):
     dspark.configure(verify_mode="static", min_window=0, max_window=None)
-    body = {"text": "The river ran", "return_logprob": True, "top_logprobs_num": 3,
-            "sampling_params": {"max_new_tokens": LENGTH, "temperature": 1.0, "sampling_seed": 3}}
+    body = {
+        "text": "The river ran",
+        "return_logprob": True,
+        "top_logprobs_num": 3,
+        "sampling_params": {"max_new_tokens": LENGTH, "temperature": 1.0, "sampling_seed": 3},
+    }
     ours, theirs = (server.post("/generate", body)["meta_info"]["output_token_logprobs"] for server in (dspark, plain))
     assert [t[1] for t in ours] == [t[1] for t in theirs]
     assert [t[0] for t in ours] == pytest.approx([t[0] for t in theirs], abs=1e-4)

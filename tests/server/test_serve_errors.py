@@ -23,7 +23,7 @@ import pytest
 
 from sglang_dspark.commands import launch, preflight
 from sglang_dspark.commands.preflight import PreflightError, plan_start
-from sglang_dspark.config import ConfigError
+from sglang_dspark.settings.config import ConfigError
 from tests.engine.tiny import tiny_target
 from tests.engine.tiny_draft import tiny_draft
 
@@ -90,8 +90,13 @@ def broken(folder: Path, fault: str) -> Path:
     return folder
 
 
-FAULTS = {"no config": "no config.json", "config is no JSON": "not JSON", "no architecture": "names no `architectures`",
-          "no weights": "has no weights", "weights cut short": "is damaged"}
+FAULTS = {
+    "no config": "no config.json",
+    "config is no JSON": "not JSON",
+    "no architecture": "names no `architectures`",
+    "no weights": "has no weights",
+    "weights cut short": "is damaged",
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -130,7 +135,9 @@ def test_a_busy_port_is_refused(target, port):
     assert f"port {port} on 127.0.0.1 is in use" in message and "--port" in message
 
 
-@pytest.mark.parametrize("argv", [("--port", "70000"), ("--host", "203.0.113.1"), ("--host", "no.such.invalid")], ids=str)
+@pytest.mark.parametrize(
+    "argv", [("--port", "70000"), ("--host", "203.0.113.1"), ("--host", "no.such.invalid")], ids=str
+)
 def test_an_address_that_cannot_be_listened_on_is_refused(target, argv):
     assert argv[1] in refused(target, "--verify-mode", "off", *argv)
 
@@ -167,14 +174,18 @@ def test_another_algorithm_passes_through_untouched(target, port):
 def test_a_failed_child_leaves_its_first_reason_and_not_what_followed(tmp_path):
     note = launch.FailureNote(tmp_path / "failure")
     note.file.touch()
-    note.write(launch.last_line("Scheduler hit an exception: Traceback (most recent call last):\n  x\nValueError: no\n\n"))
+    note.write(
+        launch.last_line("Scheduler hit an exception: Traceback (most recent call last):\n  x\nValueError: no\n\n")
+    )
     note.write("a later error")
     assert note.file.read_text() == "ValueError: no\n"
 
 
 def lines_of(stderr: str) -> list[str]:
     """What a person reads, without the warnings of libraries."""
-    return [line for line in stderr.splitlines() if line.strip() and "Warning" not in line and "warnings.warn" not in line]
+    return [
+        line for line in stderr.splitlines() if line.strip() and "Warning" not in line and "warnings.warn" not in line
+    ]
 
 
 def test_a_wrong_flag_on_the_command_line_is_one_line_and_status_2():
@@ -236,7 +247,9 @@ def wait_until_ready(server: subprocess.Popen, log: Path) -> str:
 
 def test_a_ready_server_prints_a_request_that_works_and_ends_cleanly_on_sigterm(target, start):
     server, log = start(target)
-    address, *_, body = [word for word in shlex.split(wait_until_ready(server, log)) if word[:4] == "http" or word[0] == "{"]
+    address, *_, body = [
+        word for word in shlex.split(wait_until_ready(server, log)) if word[:4] == "http" or word[0] == "{"
+    ]
     request = urllib.request.Request(address, body.encode(), {"Content-Type": "application/json"})
     answer = json.load(urllib.request.urlopen(request, timeout=60))
     assert answer["usage"]["completion_tokens"] >= 1

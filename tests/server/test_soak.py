@@ -50,9 +50,16 @@ def random_budgets(request, pair, tmp_path_factory):
     if request.param == "retracting":
         environment |= {"SGLANG_TEST_RETRACT": "1"}
     target, draft = pair
-    server = start(tmp_path_factory.mktemp("logs") / f"{request.param}.log", "--model-path", str(target),
-                   "--speculative-draft-model-path", str(draft), "--chunked-prefill-size", "64",
-                   environment=environment)
+    server = start(
+        tmp_path_factory.mktemp("logs") / f"{request.param}.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--chunked-prefill-size",
+        "64",
+        environment=environment,
+    )
     yield server
     server.stop()
 
@@ -62,9 +69,16 @@ def client(server, stop: threading.Event, seed: int, faults: list) -> None:
     chance = random.Random(seed)
     with httpx.Client(timeout=120) as http:
         while not stop.is_set():
-            body = {"text": chance.choice(PROMPTS) * chance.randint(1, 12), "stream": chance.random() < 0.3,
-                    "sampling_params": {"temperature": chance.choice([0, 0.7, 1.0]), "max_new_tokens": chance.randint(1, 60),
-                                        "sampling_seed": chance.choice([None, 3]), "top_p": chance.choice([1.0, 0.9])}}
+            body = {
+                "text": chance.choice(PROMPTS) * chance.randint(1, 12),
+                "stream": chance.random() < 0.3,
+                "sampling_params": {
+                    "temperature": chance.choice([0, 0.7, 1.0]),
+                    "max_new_tokens": chance.randint(1, 60),
+                    "sampling_seed": chance.choice([None, 3]),
+                    "top_p": chance.choice([1.0, 0.9]),
+                },
+            }
             try:
                 if not body["stream"]:
                     assert http.post(server.url + "/generate", json=body).status_code == 200

@@ -26,9 +26,20 @@ from tests.server.live import start, wait_for_refusal
 KEY = {"Authorization": "Bearer the-admin-key"}
 
 
-@pytest.mark.parametrize(("host", "keys", "open_"), [
-    ("127.0.0.1", {}, True), ("localhost", {}, True), ("::1", {}, True), ("0.0.0.0", {}, False), ("192.0.2.1", {}, False),
-    ("::", {}, False), ("a.host.name", {}, False), ("0.0.0.0", {"admin_api_key": "k"}, True), ("0.0.0.0", {"api_key": "k"}, True)])
+@pytest.mark.parametrize(
+    ("host", "keys", "open_"),
+    [
+        ("127.0.0.1", {}, True),
+        ("localhost", {}, True),
+        ("::1", {}, True),
+        ("0.0.0.0", {}, False),
+        ("192.0.2.1", {}, False),
+        ("::", {}, False),
+        ("a.host.name", {}, False),
+        ("0.0.0.0", {"admin_api_key": "k"}, True),
+        ("0.0.0.0", {"api_key": "k"}, True),
+    ],
+)
 def test_settings_are_closed_beyond_this_machine_unless_there_is_a_key(host, keys, open_):
     arguments = SimpleNamespace(**{"host": host, "admin_api_key": None, "api_key": None, **keys})
     assert may_configure(arguments) is open_
@@ -54,16 +65,26 @@ def state(tmp_path_factory):
 def watched(pair, state, tmp_path_factory):
     """A server with metrics, an admin key and a cache folder of its own; the last test ends it."""
     target, draft = pair
-    server = start(tmp_path_factory.mktemp("logs") / "watched.log", "--model-path", str(target),
-                   "--speculative-draft-model-path", str(draft), "--enable-metrics", "--admin-api-key", "the-admin-key",
-                   environment={"XDG_CACHE_HOME": str(state)})
+    server = start(
+        tmp_path_factory.mktemp("logs") / "watched.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--enable-metrics",
+        "--admin-api-key",
+        "the-admin-key",
+        environment={"XDG_CACHE_HOME": str(state)},
+    )
     yield server
     if server.process.poll() is None:
         server.stop()
 
 
 def configure(server, expect: int = 200, headers: dict | None = None, **request) -> dict:
-    answer = httpx.post(server.url + "/dspark/config", headers=KEY if headers is None else headers, timeout=60, **request)
+    answer = httpx.post(
+        server.url + "/dspark/config", headers=KEY if headers is None else headers, timeout=60, **request
+    )
     assert answer.status_code == expect, answer.text
     return answer.json()
 
@@ -82,11 +103,15 @@ def metrics(server) -> dict[str, float]:
     return sums
 
 
-@pytest.mark.parametrize("mode", [{"verify_mode": "static"}, {"verify_mode": "compact", "min_window": 1}], ids=lambda m: m["verify_mode"])
+@pytest.mark.parametrize(
+    "mode", [{"verify_mode": "static"}, {"verify_mode": "compact", "min_window": 1}], ids=lambda m: m["verify_mode"]
+)
 def test_what_was_counted_is_what_the_clients_were_given(watched, mode):
     configure(watched, json={"min_window": 0, **mode})
     before = status(watched)
-    answers = watched.generate([f"The river ran {i}" for i in range(10)], max_new_tokens=24, ignore_eos=True, temperature=1)
+    answers = watched.generate(
+        [f"The river ran {i}" for i in range(10)], max_new_tokens=24, ignore_eos=True, temperature=1
+    )
     assert [a["meta_info"]["completion_tokens"] for a in answers] == [24] * 10
     after = status(watched)
     gained = {name: after["tokens"][name] - before["tokens"][name] for name in after["tokens"]}
@@ -120,7 +145,9 @@ def test_the_status_holds_what_the_page_draws(watched):
     assert sum(row["steps"] for row in told["history"]) <= told["steps"] and told["history"]
     assert {row["up_to"] for row in told["by_load"]} & {8, 16}
     assert told["cost"]["recent"] and len(told["cost"]["curve"]["rows"]) == len(told["cost"]["curve"]["seconds"])
-    assert [len(f["tokens_per_second"]) for f in told["cost"]["forecast"]] == [told["gamma"] + 1] * len(told["cost"]["forecast"])
+    assert [len(f["tokens_per_second"]) for f in told["cost"]["forecast"]] == [told["gamma"] + 1] * len(
+        told["cost"]["forecast"]
+    )
     assert "The river ran" not in str(told), "no text of a prompt"
 
 
@@ -157,7 +184,9 @@ def test_another_sites_page_cannot_change_settings_even_with_the_key(watched):
     configure(watched, 200, {**KEY, "Origin": watched.url}, json={"verify_mode": "compact"})
 
 
-@pytest.mark.parametrize(("body", "code"), [(b"x" * (MAX_BODY + 1), 413), (b"[1]", 400), (b"{", 400), (b"", 400), (b"\xff\xfe", 400)])
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"x" * (MAX_BODY + 1), 413), (b"[1]", 400), (b"{", 400), (b"", 400), (b"\xff\xfe", 400)]
+)
 def test_a_body_that_is_no_small_object_is_refused(watched, body, code):
     assert configure(watched, code, content=body)["error"]["type"] == "dspark_config"
 
@@ -182,7 +211,9 @@ def test_a_server_told_to_end_finishes_what_runs_refuses_what_comes_and_keeps_wh
     configure(watched, json={"verify_mode": "compact", "min_window": 1})
     with ThreadPoolExecutor(1) as background:
         steps = status(watched)["steps"]
-        running = background.submit(watched.generate, ["The river ran"] * 3, max_new_tokens=1800, ignore_eos=True, temperature=1)
+        running = background.submit(
+            watched.generate, ["The river ran"] * 3, max_new_tokens=1800, ignore_eos=True, temperature=1
+        )
         while status(watched)["steps"] == steps:
             assert not running.done()
         watched.process.send_signal(signal.SIGTERM)

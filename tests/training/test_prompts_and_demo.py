@@ -19,10 +19,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_dspark.demo import target as demo
+from sglang_dspark.prompts.prompts import Prompt, load_prompts, mix, save_prompts
+from sglang_dspark.prompts.sources import TEMPLATES, package_prompts
 from sglang_dspark.training.build import continue_from, default_feature_layers
 from sglang_dspark.training.export import export_draft
-from sglang_dspark.training.prompts import Prompt, load_prompts, mix, save_prompts
-from sglang_dspark.training.sources import TEMPLATES, package_prompts
 from tests.training.drafts import random_draft
 
 

@@ -1,0 +1,1 @@
+"""Prompts from packaged sources, for training, evaluation and benchmarks."""

@@ -1,0 +1,1 @@
+"""One decode step, from budget to commit: worker, policies, drafter, verifier, acceptance."""

@@ -1,0 +1,69 @@
+"""From target logits to committed tokens: the kernels' acceptance, plain steps, and the cap that only truncates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dspark_kernels.accept import accept
+from dspark_kernels.ragged import RaggedBatch
+from dspark_kernels.sampling import draw, first_argmax, probabilities, seeded_sample
+from dspark_kernels.types import AcceptRule, BlockDraft
+from sglang_dspark.step.types import Step
+
+
+@dataclass
+class Committed:
+    """What a step emits.
+
+    `lengths` int64 [R] counts committed tokens, bonus included; `tokens` int64 [R, gamma+1] holds them first, zeros after;
+    `acceptance` float32 [R, k] is Σ min(p, q) at verified slots (NaN elsewhere); `ceiling` int64 [R] is what the whole
+    block would have committed (cap-accept only).
+    """
+
+    lengths: torch.Tensor
+    tokens: torch.Tensor
+    acceptance: torch.Tensor
+    ceiling: torch.Tensor | None = None
+
+
+def judge(logits: torch.Tensor, verified: RaggedBatch, judged: RaggedBatch, block: BlockDraft, step: Step) -> Committed:
+    """Accept drafts within their windows.
+
+    Args:
+        logits: [M, V] of the rows of `verified`, adjusted. judged: the same block with the windows that count; it is
+            `verified` itself except in cap-accept, where whole blocks were verified and windows are cut afterwards.
+    """
+    width = step.slots.shape[1]
+    if block.block_size == 0:
+        tokens = _padded(sample_plain(logits, step).unsqueeze(1), width)
+        return Committed(torch.ones_like(step.anchors), tokens, logits.new_zeros(step.size, 0))
+    rules = step.noise.rules
+    if judged is verified:
+        result = accept(logits, judged, block, step.rows, rules, step.noise)
+        return Committed(result.lengths, _padded(result.tokens, width), result.acceptance)
+    rows = verified.qo_indptr[:-1].long()[judged.row_to_request] + judged.row_to_column
+    result = accept(logits[rows], judged, block, step.rows, rules, step.noise)
+    ceiling = accept(logits, verified, block, step.rows, rules, step.noise)
+    return Committed(result.lengths, _padded(result.tokens, width), result.acceptance, ceiling.lengths)
+
+
+def sample_plain(logits: torch.Tensor, step: Step) -> torch.Tensor:
+    """One token per request, int64 [R], as plain decoding samples it: argmax, the seeded race, or one uniform."""
+    if step.rows.all_greedy:
+        return first_argmax(logits)
+    if step.noise.coins is None:
+        tokens = first_argmax(logits)
+    else:
+        tokens = draw(probabilities(logits, step.rows), step.noise.coins.final[:, 0])
+    seeded = step.noise.rules.groups.get(AcceptRule.COUPLED)
+    if seeded is not None:
+        tokens[seeded] = seeded_sample(
+            logits[seeded], step.rows.expand(seeded), step.noise.seeds[seeded], step.noise.positions[seeded] + 1
+        )
+    return tokens
+
+
+def _padded(tokens: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))
