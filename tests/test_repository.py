@@ -112,7 +112,7 @@ def test_every_module_and_function_can_be_read_in_one_sitting():
 def test_ci_runs_what_the_readme_tells_a_newcomer_to_run():
     assert "./run test" in (ROOT / "README.md").read_text()
     ci = (ROOT / ".ci" / "run").read_text()
-    assert re.search(r'/run" --venv "\S+" test "\$@"', ci)
+    assert re.search(r'/run" --venv "\S+" test --durations=25 "\$@"', ci)
     assert all(os.access(ROOT / name, os.X_OK) for name in ("run", ".ci/run"))
 
 
@@ -184,14 +184,20 @@ def test_the_tests_need_more_than_the_server_and_the_server_nothing_more_than_th
 
 @pytest.mark.parametrize(
     ("given", "passed"),
-    [((), "-m not long"), (("--long",), ""), (("-k", "x"), "-m not long -k x"), (("--long", "-k", "x y"), "-k x y")],
+    [
+        ((), "-m not long"),
+        (("--long",), ""),
+        (("-k", "x"), "-m not long -k x"),
+        (("--long", "-k", "x y"), "-k x y"),
+        (("--fast", "-x"), "-m unit and not long -x"),
+    ],
     ids=str,
 )
-def test_the_long_tests_run_only_when_they_are_asked_for(checkout, given, passed):
+def test_the_long_and_the_fast_tests_are_selected_by_their_flag(checkout, given, passed):
     log = installed(checkout, "test")
     log.unlink()
     run(checkout, "test", *given)
-    assert log.read_text().splitlines()[-1] == f"python -m pytest {passed}".rstrip()
+    assert log.read_text().splitlines()[-1] == f"python -m pytest -n 2 --dist loadgroup {passed}".rstrip()
 
 
 def test_an_old_python_is_named_and_nothing_is_made(checkout, tmp_path):
