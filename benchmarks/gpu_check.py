@@ -74,8 +74,12 @@ def random_batch(model: SmallTransformer, requests: int, windows: torch.Tensor, 
     batch = RaggedBatch.pack(
         torch.randint(0, VOCAB, (requests,)), torch.randint(0, VOCAB, (requests, GAMMA)), windows, prefix, slots
     )
-    return {"ids": batch.input_ids.to(device), "positions": batch.positions.to(device),
-            "slots": batch.out_slots.to(device), "request": batch.row_to_request.to(device)}  # fmt: skip
+    return {
+        "ids": batch.input_ids.to(device),
+        "positions": batch.positions.to(device),
+        "slots": batch.out_slots.to(device),
+        "request": batch.row_to_request.to(device),
+    }
 
 
 def check_graphs(device: str) -> dict:
@@ -117,9 +121,11 @@ def check_head(device: str) -> dict:
             columns = VOCAB if support is None else len(support)
             weight = torch.randn(columns, WIDTH, device=device)
             draft = SimpleNamespace(
-                markov_head=head(VOCAB, 32, WIDTH, columns).requires_grad_(False).to(device), draft_token_ids=support,
+                markov_head=head(VOCAB, 32, WIDTH, columns).requires_grad_(False).to(device),
+                draft_token_ids=support,
                 confidence_head=ConfidenceHead(WIDTH, 32).requires_grad_(False).to(device),
-                base_logits=lambda states, weight=weight: states @ weight.t())  # fmt: skip
+                base_logits=lambda states, weight=weight: states @ weight.t(),
+            )
             graphs = HeadGraphs(draft, GAMMA, torch.zeros(GAMMA, WIDTH, device=device), 32)
             graphs.capture_all()
             cases += len(graphs.tiers)

@@ -1,7 +1,7 @@
 """The device mathematics of DSpark: one law for p and q, Markov sampling, ragged verification, acceptance, graphs.
 
 torch and triton only. Every module holds the plain reference, the torch path (what a CPU runs), and a dispatcher to
-the Triton path (what a GPU runs); `../shared/design.md` section 3 fixes the names.
+the Triton path (what a GPU runs); docs/design.md says what they are for.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def accept_greedy(group: Group) -> AcceptResult:
 
 def accept_coupled(group: Group) -> AcceptResult:
     """Seeded requests: every row emits y = argmax(log p + g), g a hash of (seed, position, token id); a draft is
-    accepted while it equals y. So the text is the seeded sampler's own, whatever was drafted (design.md section 2).
+    accepted while it equals y. So the text is the seeded sampler's own, whatever was drafted (docs/design.md section 2).
     """
     positions = group.positions[group.request] + 1 + group.column
     y = race(filtered_weights(group.logits, group.rows), group.seeds[group.request], positions)

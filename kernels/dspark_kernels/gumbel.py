@@ -3,7 +3,7 @@
 argmax(log p + g) with g = -log E, E = -log(1 - v) is argmax(p / E): the same choice without a logarithm of p, without
 minus infinities, and without normalising p. v is a hash of (seed, absolute position, token id), so the token that a
 seeded request emits depends on its logits, its seed and the position alone: not on the draft, the window, the
-verify mode or the batch. Source: exponential races / Gumbel-max (Maddison et al. 2014); the coupling is design.md
+verify mode or the batch. Source: exponential races / Gumbel-max (Maddison et al. 2014); the coupling is docs/design.md
 section 2; the mixer is the two-multiplication 32-bit finaliser "lowbias32" (public domain, C. Wellons).
 """
 

@@ -102,7 +102,7 @@ def draw_coins(seeds: torch.Tensor, steps: torch.Tensor, block_size: int) -> Coi
         seeds: int64 [R] request seeds.
         steps: int64 [R] each request's own count of verify steps; must never repeat for one request.
         block_size: γ.
-    Source: design.md section 3 (random numbers); the cipher is Philox4x32-10.
+    Source: docs/design.md section 3 (random numbers); the cipher is Philox4x32-10.
     """
     if use_triton(seeds):
         from .gumbel_triton import coins_triton

@@ -12,7 +12,7 @@ from .random import Coins, draw_coins
 
 
 class AcceptRule(IntEnum):
-    """How a drafted token is judged (design.md section 2)."""
+    """How a drafted token is judged (docs/design.md section 2)."""
 
     GREEDY = 0
     TOKEN = 1

@@ -2,7 +2,7 @@
 
 The same allocation as `dspark_scheduler.allocate_windows` (numpy): top K, ties by (position, request), so that a
 host plan and a device plan agree and no later draft of a request can displace an earlier one.
-Source: paper section 5.2 (budgeted top-K); the tie rule is design.md section 2.
+Source: paper section 5.2 (budgeted top-K); the tie rule is docs/design.md section 2.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class DSparkDraft(nn.Module):
         """Hidden states after the final norm [b, A, γ, d] of blocks that start at ``positions``.
 
         Args: context [b, n, d] from ``fuse``; tokens [b, A] int64, the anchors; positions [b, A] int64, their places.
-        A block at position a sees context 0..a-1 and itself; slot i stands at RoPE position a + i (design.md §2).
+        A block at position a sees context 0..a-1 and itself; slot i stands at RoPE position a + i (docs/design.md §2).
         """
         c, n = self.config, context.shape[1]
         ids = torch.full((*tokens.shape, c.block_size), c.mask_token_id, device=tokens.device)

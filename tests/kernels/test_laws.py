@@ -177,7 +177,7 @@ def two_steps(rule: AcceptRule, keyed_by: str) -> float:
 
 
 def test_noise_keyed_by_the_step_is_lossless_over_two_steps_and_keyed_by_position_is_caught():
-    """Position keys reuse coins that the block rule's last stop has conditioned (design.md section 3)."""
+    """Position keys reuse coins that the block rule's last stop has conditioned (docs/design.md section 3)."""
     assert two_steps(BLOCK_RULE, "step") < LIMIT
     assert two_steps(BLOCK_RULE, "position") > 2 * LIMIT
 

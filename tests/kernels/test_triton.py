@@ -55,7 +55,10 @@ def test_the_catalogue_lists_every_kernel():
     assert kernels_of_the_package() == {build.name for build in BUILDS} and len(BUILDS) >= 10
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+# Ampere and Blackwell with `--long`: what compiles for Hopper has compiled for both so far, and a build costs ten seconds.
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.long), 90, pytest.param(100, marks=pytest.mark.long)]
+)
 def test_every_kernel_compiles_ahead_of_time(capability, tmp_path):
     """In a child, with an empty cache, so that nothing compiled before (or under the interpreter) stands in for it."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
@@ -81,6 +84,7 @@ def test_the_torch_path_imports_without_triton():
     assert child.stdout.strip() == "[[0.25, 0.25, 0.25, 0.25]] False", child.stderr
 
 
+@pytest.mark.long
 def test_the_check_for_a_gpu_machine_runs_to_its_end_without_one():
     """A script that nobody can run here would be found broken on the machine that was lent for fifteen minutes."""
     script = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
