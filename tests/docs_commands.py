@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-OTHER_LANGUAGES = ("python",)  # fences that a test of their own runs
+OTHER_LANGUAGES = ("python", "text")  # the former has a test that runs it, the latter no commands
 NO_COMMANDS = {"spec_num_correct_drafts": "a formula in an indented block"}
 
 

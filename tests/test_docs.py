@@ -21,7 +21,11 @@ from tests.docs_commands import Command, in_comments, in_markdown, split
 from tests.engine.tiny import tiny_target
 from tests.engine.tiny_draft import tiny_draft
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "deploy").rglob("*.md")),
+]
 COMMENTED = sorted(path for pattern in ("Dockerfile.*", "*.yaml") for path in (ROOT / "deploy").glob(pattern))
 COMMANDS = list(
     dict.fromkeys(
@@ -126,6 +130,12 @@ def test_the_python_in_the_docs_runs_up_to_the_engine(place, monkeypatch):
         Path("piece.py").write_text(code)
         runpy.run_path("piece.py")
     assert len(made) == len(pieces) >= 1 and made[0].dspark["accept_rule"] == "block"
+
+
+def test_every_benchmark_and_every_result_is_in_the_index():
+    folder, index = ROOT / "benchmarks", (ROOT / "benchmarks/README.md").read_text()
+    there = {path.name for path in folder.glob("*.py")} | {path.name for path in (folder / "results").rglob("*.md")}
+    assert {name for name in there if name not in index} == set()
 
 
 def test_every_link_and_picture_in_the_docs_leads_to_a_file():

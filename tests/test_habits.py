@@ -113,3 +113,16 @@ def test_what_pre_commit_runs_exists_and_runs_here_too():
     assert all(f'"{program}"' in here for program in programs)
     named = [word for hook in local["hooks"] for word in hook["entry"].split() if word.startswith("deploy/")]
     assert named and all((ROOT / word).is_file() for word in named)
+
+
+def test_the_picture_of_the_house_has_the_floors_and_rooms_that_are_held():
+    """docs/structure.md: the floors of the picture, top to bottom, are the layers of the contract; each room has a line."""
+    page = (ROOT / "docs" / "structure.md").read_text()
+    (layers,) = [contract["layers"] for contract in CONTRACTS if contract["type"] == "layers"]
+    floors = [[room.strip().removeprefix("sglang_dspark.") for room in layer.split("|")] for layer in layers]
+    drawn = [line.strip("│ ").split("│") for line in page.split("```")[1].splitlines() if line.strip().startswith("│")]
+    assert [[cell.split()[0] for cell in floor] for floor in drawn[:-1]] == floors
+    named = {
+        word for line in page.splitlines() if line.startswith("| `") for word in line.split("|")[1].split("`")[1::2]
+    }
+    assert {room for floor in floors for room in floor} <= named

@@ -98,3 +98,11 @@ def test_a_name_that_leads_nowhere_is_found(text):
 def test_names_that_lead_somewhere_are_not_taken_for_faults():
     text = "design.md, docs/design.md, ../README.md, tests/law, tests/engine/tiny.py, benchmarks/steady, `dspark_kernels.accept`"
     assert missing(ROOT / "docs" / "page.md", text) == []
+
+
+def test_no_result_names_a_place_of_the_machine_that_it_was_made_on():
+    made = [
+        ROOT / path for path in TRACKED if path.startswith("benchmarks/results/") and path.endswith((".md", ".json"))
+    ]
+    places = {path.name: re.findall(r"/(?:work|root|home|tmp)/\S*", path.read_text()) for path in made}
+    assert len(made) > 10 and not {name: found for name, found in places.items() if found}

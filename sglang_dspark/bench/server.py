@@ -83,7 +83,7 @@ class Server:
             "device",
             "attention_backend",
         )
-        return {name: info.get(name) for name in kept}
+        return {name: _from_here(info.get(name)) for name in kept}
 
     def model_name(self) -> str:
         """The name that requests give (the first of `/v1/models`)."""
@@ -188,6 +188,15 @@ def offline():
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def _from_here(value: object) -> object:
+    """A path as it reads on another machine: from the working folder or the home folder, where it is below one of them."""
+    if isinstance(value, str) and value.startswith("/"):
+        for base, shown in ((Path.cwd(), Path()), (Path.home(), Path("~"))):
+            if Path(value).is_relative_to(base):
+                return str(shown / Path(value).relative_to(base))
+    return value
 
 
 def _generate(argv: list[str], key: str | None) -> str:

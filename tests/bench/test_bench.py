@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +19,7 @@ from sglang_dspark.bench import receipt, traffic
 from sglang_dspark.bench.arms import CLEAN, ArmError, parse_arm
 from sglang_dspark.bench.bracket import Cell, Plan, Run, gained, verdicts
 from sglang_dspark.bench.dflash import without_sequential_head
+from sglang_dspark.bench.server import Server
 from sglang_dspark.settings.config import DSparkConfig
 
 
@@ -112,6 +114,14 @@ def test_the_plan_and_its_bar_are_written_before_and_never_over_another(tmp_path
     assert "7.0%" in json.loads(written)["plan"]["rule"] and "s3cret" not in written
     with pytest.raises(FileExistsError):
         receipt.begin(tmp_path / "r", plan(), {})
+
+
+def test_a_receipt_names_paths_that_mean_something_on_another_machine(monkeypatch):
+    info = {"model_path": str(Path.home() / "models/a"), "speculative_draft_model_path": str(Path.cwd() / "b/draft")}
+    monkeypatch.setattr(Server, "_ask", lambda *args, **more: SimpleNamespace(json=lambda: {**info, "version": "1"}))
+    told = Server("http://x").describe()
+    assert (told["model_path"], told["speculative_draft_model_path"]) == ("~/models/a", "b/draft")
+    assert told["version"] == "1" and told["dtype"] is None
 
 
 def test_a_greedy_benchmark_warns_that_rules_cannot_show():
