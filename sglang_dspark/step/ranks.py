@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from sglang.srt.runtime_context import get_parallel
 
-from dspark_scheduler import Budget
-
 
 class Ranks:
     """The tensor-parallel group of this process. With one rank nothing is sent."""
@@ -31,10 +29,3 @@ class Ranks:
     def tensor(self, values: torch.Tensor) -> torch.Tensor:
         """The first rank's tensor (on the device, same shape and dtype on all ranks), in place."""
         return values if self.alone else self.group.broadcast(values.contiguous(), src=0)
-
-    def budget(self, budget: Budget) -> Budget:
-        """The first rank's budget; its expectations stay each rank's own, as nothing is decided by them any more."""
-        if self.alone:
-            return budget
-        tokens, skip, length = self.numbers(np.array([budget.tokens, budget.skip_draft, budget.draft_length])).tolist()
-        return Budget(tokens, budget.expected_tokens, budget.step_seconds, bool(skip), length)
