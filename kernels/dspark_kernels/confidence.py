@@ -1,4 +1,4 @@
-"""The confidence head: the log-odds that a drafted token is accepted, given that all before it were (paper Eq. 7)."""
+"""The confidence head: the log-odds that a drafted token is accepted, given that all before it were (DSpark, Eq. 7)."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from dspark_kernels import head_graph
 from dspark_kernels.confidence import ConfidenceHead, block_confidence
 from dspark_kernels.head_graph import HeadGraphs, captured_head
 from dspark_kernels.markov import HEADS, sample_block
-from dspark_kernels.sampling import SamplingRows
-from dspark_kernels.types import AcceptRule, RequestRules, StepNoise
+from dspark_kernels.random import draw_noise
+from dspark_kernels.types import AcceptRule, RequestRules, SamplingRows
 from sglang_dspark.drafter import Drafter
 
 GAMMA, WIDTH, VOCAB, RANK = 3, 16, 40, 8
@@ -30,9 +30,13 @@ def draft(kind: str | None = "vanilla", support: int | None = None, confidence: 
     weight = torch.randn(columns, WIDTH)
     head = None if kind is None else HEADS[kind](VOCAB, RANK, WIDTH, columns).requires_grad_(False)
     return SimpleNamespace(
-        markov_head=head, base_logits=lambda states: states @ weight.t(),
-        confidence_head=ConfidenceHead(WIDTH, 0 if head is None else RANK).requires_grad_(False) if confidence else None,
-        draft_token_ids=None if support is None else torch.randperm(VOCAB)[:support])
+        markov_head=head,
+        base_logits=lambda states: states @ weight.t(),
+        confidence_head=ConfidenceHead(WIDTH, 0 if head is None else RANK).requires_grad_(False)
+        if confidence
+        else None,
+        draft_token_ids=None if support is None else torch.randperm(VOCAB)[:support],
+    )
 
 
 def step(number: int, parameters: list[tuple], rule: AcceptRule = AcceptRule.BLOCK):
@@ -40,7 +44,7 @@ def step(number: int, parameters: list[tuple], rule: AcceptRule = AcceptRule.BLO
     requests = len(parameters)
     rules = [AcceptRule.GREEDY if p[0] == 0 else rule for p in parameters]
     seeds = torch.arange(requests) + 100 * number
-    noise = StepNoise.draw(seeds, torch.full_like(seeds, number), seeds, GAMMA, RequestRules.of(rules))
+    noise = draw_noise(seeds, torch.full_like(seeds, number), seeds, GAMMA, RequestRules.of(rules))
     return SimpleNamespace(size=requests, anchors=seeds % VOCAB, rows=SamplingRows.of(*zip(*parameters)), noise=noise)
 
 
@@ -49,7 +53,9 @@ def eager(model, states, now):
     return sample_block(model.markov_head, base, states, now.anchors, now.rows, now.noise, model.draft_token_ids)
 
 
-@pytest.mark.parametrize(("kind", "support"), [("vanilla", None), ("gated", None), ("rnn", 24), ("vanilla", 24), (None, None)])
+@pytest.mark.parametrize(
+    ("kind", "support"), [("vanilla", None), ("gated", None), ("rnn", 24), ("vanilla", 24), (None, None)]
+)
 def test_blocks_of_batches_that_grow_and_shrink_are_the_eager_heads(kind, support):
     model = draft(kind, support)
     graphs = HeadGraphs(model, GAMMA, torch.zeros(GAMMA, WIDTH), 8, capture=False)
@@ -82,8 +88,11 @@ def test_short_blocks_seeded_requests_and_larger_batches_are_left_to_the_eager_h
 
 def test_a_replay_that_draws_other_tokens_is_never_used(caplog, monkeypatch):
     """What no machine here can run is compared on the machine that does."""
-    monkeypatch.setattr(head_graph.RaggedGraph, "_replay", lambda graph, tier: {
-        name: value.flip(0) for name, value in graph.function(**graph._arguments(tier)).items()})
+    monkeypatch.setattr(
+        head_graph.RaggedGraph,
+        "_replay",
+        lambda graph, tier: {name: value.flip(0) for name, value in graph.function(**graph._arguments(tier)).items()},
+    )
     with caplog.at_level("WARNING", logger=head_graph.__name__):  # an engine of another test may have raised the level
         assert captured_head(draft(), GAMMA, torch.zeros(GAMMA, WIDTH), 4) is None
     assert "replayed blocks differ" in caplog.text
