@@ -14,7 +14,7 @@ from .gumbel import race, seeded_sample
 from .markov import HEADS, GatedMarkov, RnnMarkov, VanillaMarkov, sample_block
 from .ragged import RaggedBatch, next_tier
 from .random import draw_coins, draw_noise
-from .sampling import draw, filtered_weights, probabilities
+from .sampling import draw, filtered_weights, first_argmax, probabilities
 from .types import AcceptResult, AcceptRule, BlockDraft, Coins, RequestRules, SamplingRows, StepNoise
 from .verified import Verified
 from .windows import allocate_windows
@@ -46,6 +46,7 @@ __all__ = [
     "draw_coins",
     "draw_noise",
     "filtered_weights",
+    "first_argmax",
     "next_tier",
     "philox",
     "probabilities",

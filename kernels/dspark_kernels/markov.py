@@ -33,23 +33,28 @@ class VanillaMarkov(nn.Module):
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, draft_vocab_size or vocab_size, bias=False)
 
-    def initial_state(self, requests: int) -> State:
-        return None
+    def latent(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        """What W2 multiplies, [..., r], and the state after this position (None: the head has none).
 
-    def feature(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        """What W2 reads: [R, r], and the state after this position. `embedding` is W1[x_{k-1}], `hidden` is h_k."""
+        Args:
+            embedding: [..., r], W1[x_{k-1}]. hidden: [..., d], h_k. state: what the last position returned, None first.
+        """
         return embedding, state
 
-    def bias(self, prev_tokens: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+    def bias(self, prev_tokens: torch.Tensor, hidden: torch.Tensor, state: State = None) -> tuple[torch.Tensor, State]:
         """B_k for one position.
 
         Args:
-            prev_tokens: int64 [R] target ids of x_{k-1}; hidden: [R, d] h_k; state: what the last call returned.
+            prev_tokens: int64 [...] target ids of x_{k-1}; hidden: [..., d] h_k; state: what the last call returned.
         Returns:
-            ([R, Vd] bias in the parameters' dtype, next state).
+            ([..., Vd] bias in the parameters' dtype, next state).
         """
-        feature, state = self.feature(self.markov_w1(prev_tokens), hidden, state)
-        return self.markov_w2(feature), state
+        latent, state = self.latent(self.markov_w1(prev_tokens), hidden, state)
+        return self.markov_w2(latent), state
+
+    def block_latents(self, prev_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """`latent` of whole blocks under teacher forcing: int64 [..., γ] and [..., γ, d] -> [..., γ, r]."""
+        return self.latent(self.markov_w1(prev_tokens), hidden, None)[0]
 
 
 class GatedMarkov(VanillaMarkov):
@@ -61,8 +66,8 @@ class GatedMarkov(VanillaMarkov):
         super().__init__(vocab_size, rank, hidden_size, draft_vocab_size)
         self.gate_proj = nn.Linear(hidden_size + rank, rank)
 
-    def feature(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        gate = torch.sigmoid(self.gate_proj(torch.cat((hidden, embedding), dim=-1)))
+    def latent(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        gate = torch.sigmoid(self.gate_proj(torch.cat((hidden.to(embedding.dtype), embedding), dim=-1)))
         return gate * embedding, state
 
 
@@ -75,13 +80,19 @@ class RnnMarkov(VanillaMarkov):
         super().__init__(vocab_size, rank, hidden_size, draft_vocab_size)
         self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
-    def initial_state(self, requests: int) -> State:
-        return self.markov_w1.weight.new_zeros(requests, self.rank)
-
-    def feature(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        gate, candidate, output = self.joint_proj(torch.cat((state, embedding, hidden), dim=-1)).chunk(3, dim=-1)
+    def latent(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        state = torch.zeros_like(embedding) if state is None else state
+        joint = self.joint_proj(torch.cat((state, embedding, hidden.to(embedding.dtype)), dim=-1))
+        gate, candidate, output = joint.chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
+
+    def block_latents(self, prev_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        state, latents = None, []
+        for embedding, h in zip(self.markov_w1(prev_tokens).unbind(-2), hidden.unbind(-2), strict=True):
+            latent, state = self.latent(embedding, h, state)
+            latents.append(latent)
+        return torch.stack(latents, dim=-2)
 
 
 HEADS = {head.kind: head for head in (VanillaMarkov, GatedMarkov, RnnMarkov)}
@@ -114,8 +125,7 @@ def sample_block(
     probs = None
     if not rows.all_greedy:
         probs = torch.empty(base_logits.shape, dtype=torch.float32, device=base_logits.device)
-    state = head.initial_state(requests) if head is not None else None
-    previous = anchors
+    state, previous = None, anchors
     for k in range(block):
         logits = base_logits[:, k].float()
         if head is not None:

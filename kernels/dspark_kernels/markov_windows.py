@@ -41,15 +41,15 @@ def sample_windows(
     tokens = torch.zeros(requests, block, dtype=torch.int64, device=hidden.device)
     columns = torch.zeros_like(tokens)
     probs = None if rows.all_greedy else torch.zeros(requests, block, base.shape[1], device=hidden.device)
-    state = head.initial_state(requests) if head is not None else None
-    previous = anchors.clone()
+    state, previous = None, anchors.clone()
     for k in range(block):
         active = torch.from_numpy(np.flatnonzero(inside[:, k])).to(hidden.device)
         logits = base[where[:, k][active.cpu()].to(hidden.device)]
         if head is not None:
             bias, new_state = head.bias(previous[active], hidden[active, k], _rows_of(state, active))
             logits = logits + bias.float()
-            if state is not None:
+            if new_state is not None:
+                state = new_state.new_zeros(requests, head.rank) if state is None else state
                 state[active] = new_state
         if probs is None:
             column = first_argmax(logits)
