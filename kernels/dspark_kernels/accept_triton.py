@@ -12,10 +12,10 @@ import torch
 from .backend import jit, tl
 from .gumbel_triton import row_race
 from .ragged import RaggedBatch
-from .sampling import SamplingRows
 from .sampling_triton import NORMALISED, RAW, SKIP, block_for, dense_rows, law_triton, row_argmax, row_draw
 from .stops_triton import block_stop, joint_ratio, token_stop
 from .types import AcceptResult, AcceptRule, BlockDraft, RequestRules, StepNoise
+from .verified import Verified
 
 
 @jit
@@ -42,7 +42,7 @@ def own_token_kernel(
 @jit
 def overlap_kernel(
     p_ptr, q_ptr, support_ptr, token_ptr, column_ptr, rule_ptr, window_ptr, indptr_ptr, plain_ptr, scaled_ptr,
-    K, V, C, support_r, support_k, HAS_SUPPORT: tl.constexpr, BLOCK: tl.constexpr,
+    K, V, C, HAS_SUPPORT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Σ min(p, q) and Σ min(s p, q) of one slot (request, k): NaN and 0 where it is not verified."""
     r = tl.program_id(0)
@@ -63,8 +63,7 @@ def overlap_kernel(
             q = tl.load(q_row + k * C + c, mask=c < C, other=0.0)
             token = c.to(tl.int64)
             if HAS_SUPPORT:
-                ids = support_ptr + r.to(tl.int64) * support_r + k * support_k
-                token = tl.load(ids + c, mask=c < C, other=0)
+                token = tl.load(support_ptr + c, mask=c < C, other=0)
             p = tl.load(p_row + token, mask=c < C, other=0.0)
             sum_plain += tl.minimum(p, q)
             sum_scaled += tl.minimum(p * scale, q)
@@ -125,7 +124,7 @@ def residual_draw(
 def judge_kernel(
     p_ptr, q_ptr, support_ptr, token_ptr, column_ptr, rule_ptr, window_ptr, indptr_ptr, own_ptr, scaled_ptr,
     accept_ptr, final_ptr, length_ptr, out_ptr, acceptance_ptr,
-    K, V, C, coin_stride, support_r, support_k,
+    K, V, C, coin_stride,
     HAS_P: tl.constexpr, HAS_SUPPORT: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One request: how many drafts are accepted, the token after them, and what is committed."""
@@ -165,33 +164,26 @@ def judge_kernel(
                 from_target = ((rule == 2) & (stop == w)) | (stop == K)
                 s = tl.where(from_target, 0.0, stop_scale)
                 at = tl.minimum(stop, K - 1)
-                ids = support_ptr + r.to(tl.int64) * support_r + at * support_k
                 uniform = tl.load(final_ptr + r * coin_stride + stop)
                 p_row = p_ptr + (first + stop).to(tl.int64) * V
-                last = residual_draw(p_row, q + at * C, ids, s, uniform, V, C, HAS_SUPPORT, BLOCK).to(tl.int64)
+                last = residual_draw(p_row, q + at * C, support_ptr, s, uniform, V, C, HAS_SUPPORT, BLOCK).to(tl.int64)
     tl.store(length_ptr + r, (accepted + 1).to(tl.int64))
     committed = tl.load(tokens + slot, mask=slot < accepted, other=0)
     committed = tl.where(slot == accepted, last, committed)
     tl.store(out_ptr + r * (K + 1) + slot, committed, mask=slot < K + 1)
 
 
-def accept_triton(
-    target_logits: torch.Tensor,
-    batch: RaggedBatch,
-    draft: BlockDraft,
-    rows: SamplingRows,
-    rules: RequestRules,
-    noise: StepNoise,
-) -> AcceptResult:
+def accept_triton(verified: Verified) -> AcceptResult:
     """As `accept`, without a synchronisation. Padding rows are skipped by their number, never read."""
-    logits = dense_rows(target_logits)
-    rule = rules.rule
+    batch, noise = verified.batch, verified.noise
+    logits, rules = dense_rows(verified.logits), noise.rules
     live = batch.qo_indptr[-1:]
     p = None
     if not rules.only(AcceptRule.GREEDY):
-        p = law_triton(logits, rows, True, batch.row_to_request, _modes(batch, rule, live, len(logits)))
-    own = _own_tokens(logits, p, batch, rule, rules, noise, live)
-    return judge_triton(p, own, batch, draft, rule, noise)
+        mode = _modes(batch, rules.rule, live, len(logits))
+        p = law_triton(logits, verified.rows, True, batch.row_to_request, mode)
+    own = _own_tokens(logits, p, batch, rules.rule, rules, noise, live)
+    return judge_triton(p, own, batch, verified.draft, rules.rule, noise)
 
 
 def _modes(batch: RaggedBatch, rule: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:
@@ -242,21 +234,17 @@ def judge_triton(
     drafted, columns, support = draft.tokens.contiguous(), draft.columns.contiguous(), draft.support
     has_p = p is not None and draft.probs is not None and noise.coins is not None
     q = draft.probs.contiguous() if has_p else own
-    support_strides = (0, 0)
-    if support is not None and support.dim() == 3:
-        support = support.contiguous()
-        support_strides = (support.stride(0), support.stride(1))
     ids = own if support is None else support
     C, V = (q.shape[2], p.shape[1]) if has_p else (1, 1)
     if has_p:
         overlap_kernel[(requests, block)](
             p, q, ids, drafted, columns, rule, batch.windows, batch.qo_indptr, acceptance, scaled,
-            block, V, C, *support_strides, HAS_SUPPORT=support is not None, BLOCK=min(1024, block_for(C)), num_warps=4,
+            block, V, C, HAS_SUPPORT=support is not None, BLOCK=min(1024, block_for(C)), num_warps=4,
         )  # fmt: skip
     judge_kernel[(requests,)](
         p if has_p else own, q, ids, drafted, columns, rule, batch.windows, batch.qo_indptr, own, scaled,
         noise.coins.accept if has_p else own, noise.coins.final if has_p else own, lengths, tokens, acceptance,
-        block, V, C, block + 1 if not has_p else noise.coins.accept.shape[1], *support_strides,
+        block, V, C, block + 1 if not has_p else noise.coins.accept.shape[1],
         HAS_P=has_p, HAS_SUPPORT=support is not None, K2=1 << block.bit_length(),
         BLOCK=min(1024, block_for(V)), num_warps=8,
     )  # fmt: skip

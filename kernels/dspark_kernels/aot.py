@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import accept_triton, gumbel_triton, ragged_triton, sampling_triton, windows_triton
+from . import accept_triton, gumbel_triton, ragged_triton, random_triton, sampling_triton, windows_triton
 
 POINTERS = {
     "f32": "*fp32", "f64": "*fp64", "bf16": "*bf16", "i32": "*i32", "i64": "*i64", "u8": "*u8",
@@ -47,9 +47,9 @@ BUILDS = (
     Build(sampling_triton.law_kernel, f"bf16 {LAW}", {"BLOCK": 4096}, 8),
     Build(sampling_triton.argmax_kernel, "bf16 i64 int int", {"BLOCK": 4096}, 8),
     Build(sampling_triton.draw_kernel, "f32 f64 i64 int int", {"BLOCK": 4096}, 8),
-    Build(gumbel_triton.coins_kernel, "i64 i64 f64 f64 f64 int", {"BLOCK": 8}),
-    Build(gumbel_triton.race_kernel, "f32 i64 i64 i64 i64 int int int", {"HAS_IDS": True, "BLOCK": 1024}, 8),
-    Build(gumbel_triton.race_kernel, "f32 f32 i64 i64 i64 int int int", {"HAS_IDS": False, "BLOCK": 1024}, 8),
+    Build(random_triton.coins_kernel, "i64 i64 f64 f64 f64 int", {"BLOCK": 8}),
+    Build(gumbel_triton.race_kernel, "f32 i64 i64 i64 i64 int int", {"HAS_IDS": True, "BLOCK": 1024}, 8),
+    Build(gumbel_triton.race_kernel, "f32 f32 i64 i64 i64 int int", {"HAS_IDS": False, "BLOCK": 1024}, 8),
     Build(windows_triton.windows_kernel, "f32 i64 i64 i64 i32 int int int int", {"R2": 256, "G2": 8}, 8),
     Build(
         ragged_triton.pack_kernel,
@@ -64,18 +64,18 @@ BUILDS = (
     ),
     Build(
         accept_triton.overlap_kernel,
-        "f32 f32 i64 i64 i64 i32 i64 i32 f32 f32 int int int int int",
+        "f32 f32 i64 i64 i64 i32 i64 i32 f32 f32 int int int",
         {"HAS_SUPPORT": True, "BLOCK": 1024},
     ),
     Build(
         accept_triton.judge_kernel,
-        "f32 f32 i64 i64 i64 i32 i64 i32 i64 f32 f64 f64 i64 i64 f32 int int int int int int",
+        "f32 f32 i64 i64 i64 i32 i64 i32 i64 f32 f64 f64 i64 i64 f32 int int int int",
         {"HAS_P": True, "HAS_SUPPORT": True, "K2": 8, "BLOCK": 1024},
         8,
     ),
     Build(
         accept_triton.judge_kernel,
-        "i64 i64 i64 i64 i64 i32 i64 i32 i64 f32 i64 i64 i64 i64 f32 int int int int int int",
+        "i64 i64 i64 i64 i64 i32 i64 i32 i64 f32 i64 i64 i64 i64 f32 int int int int",
         {"HAS_P": False, "HAS_SUPPORT": False, "K2": 8, "BLOCK": 16},
     ),
 )

@@ -14,9 +14,7 @@ import torch
 from .confidence import block_confidence
 from .graphs import RaggedGraph, RowBuffer
 from .markov import sample_block
-from .random import Coins
-from .sampling import SamplingRows
-from .types import AcceptRule, BlockDraft, RequestRules, StepNoise
+from .types import AcceptRule, BlockDraft, Coins, RequestRules, SamplingRows, StepNoise
 
 logger = logging.getLogger(__name__)
 TIERS = (1, 2, 4, 8, 16, 32)  # requests; each sampled tier keeps its laws [R, gamma, support] in float32

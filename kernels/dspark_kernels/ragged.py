@@ -2,7 +2,7 @@
 
 Request r owns the rows qo_indptr[r] .. qo_indptr[r+1]: its anchor, then w[r] drafts. Rows from qo_indptr[R] to the
 tier are padding: they carry token 0 at position 0 and write to `pad_slot` alone, and `scatter` never reads them.
-Source: design.md section 2, step 4.
+Source: docs/design.md (step).
 """
 
 from __future__ import annotations

@@ -6,14 +6,10 @@ top-k and top-p need neither a sort nor a buffer beyond the output.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from .backend import jit, tl
-
-if TYPE_CHECKING:
-    from .sampling import SamplingRows
+from .types import SamplingRows
 
 BLOCK = 4096
 SKIP, NORMALISED, RAW = 0, 1, 2  # what the law kernel does with a row

@@ -15,9 +15,9 @@ from dspark_kernels import head_graph
 from dspark_kernels.confidence import ConfidenceHead, block_confidence
 from dspark_kernels.head_graph import HeadGraphs, captured_head
 from dspark_kernels.markov import HEADS, sample_block
-from dspark_kernels.sampling import SamplingRows
-from dspark_kernels.types import AcceptRule, RequestRules, StepNoise
-from sglang_dspark.step.drafter import Drafter
+from dspark_kernels.random import draw_noise
+from dspark_kernels.types import AcceptRule, RequestRules, SamplingRows
+from sglang_dspark.drafter import Drafter
 
 GAMMA, WIDTH, VOCAB, RANK = 3, 16, 40, 8
 GREEDY, PLAIN, FILTERED = (0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 12, 0.8, 0.05)
@@ -44,7 +44,7 @@ def step(number: int, parameters: list[tuple], rule: AcceptRule = AcceptRule.BLO
     requests = len(parameters)
     rules = [AcceptRule.GREEDY if p[0] == 0 else rule for p in parameters]
     seeds = torch.arange(requests) + 100 * number
-    noise = StepNoise.draw(seeds, torch.full_like(seeds, number), seeds, GAMMA, RequestRules.of(rules))
+    noise = draw_noise(seeds, torch.full_like(seeds, number), seeds, GAMMA, RequestRules.of(rules))
     return SimpleNamespace(size=requests, anchors=seeds % VOCAB, rows=SamplingRows.of(*zip(*parameters)), noise=noise)
 
 

@@ -18,10 +18,10 @@ from functools import cached_property
 
 import numpy as np
 
+from dspark_kernels.reference import emit
 from dspark_scheduler import AdditiveCostModel, ContextSurvival, LaggedSurvival, SurvivalRelay, policies
 
 from .chance import outcomes
-from .reference import emit
 
 CONFIDENCES = (0.2, 0.5, 0.8, 0.8, 1.0)  # few values, so that ties happen
 Law = dict[tuple, Fraction]

@@ -14,10 +14,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from dspark_kernels.reference import RULES, Emitted, GivenCoins, accept_block, accept_token, emit, residual
 from dspark_scheduler import AdditiveCostModel, SurvivalRelay, allocate_windows, best_budget, policies
 
 from .decoder import POLICIES, Decoder, World, jagged_cost, target_law, total_variation
-from .reference import RULES, Emitted, accept_block, accept_token, emit, residual
 
 MODES = ("static", "compact", "cap-accept")
 # Seconds of a step with 1, 2, ... rows per request.
@@ -77,15 +77,13 @@ def test_bounds_ceilings_and_shorter_drafts_keep_the_law(option):
 @pytest.mark.parametrize("rule", RULES)
 def test_compact_and_cap_accept_emit_the_same_tokens_with_the_same_coins(rule):
     """Stronger than equal laws: path by path. And under greedy and token both are a prefix of what static emits."""
-    from .chance import GivenChance
-
     rng = np.random.default_rng(0)
     for _ in range(300):
         gamma, vocabulary = 3, 3
         p = rng.dirichlet(np.ones(vocabulary), gamma + 1).tolist()
         q = rng.dirichlet(np.ones(vocabulary), gamma).tolist()
         drafts = [int(rng.integers(vocabulary)) for _ in range(gamma)]
-        chance = GivenChance({(what, i): rng.random() for what in ("accept", "token") for i in range(gamma + 1)})
+        chance = GivenCoins(rng.random(gamma + 1).tolist(), rng.random(gamma + 1).tolist())
         static = emit("static", rule, p, q, drafts, gamma, chance)
         for window in range(gamma + 1):
             compact = emit("compact", rule, p, q, drafts, window, chance)
@@ -118,13 +116,13 @@ def retrospective(old, now, cost, mean):
 
 
 def appendix_a(case_c2: dict[int, float], policy, reads_tokens: bool = True) -> dict[tuple, Fraction]:
-    """The law of the first token in the paper's counterexample (App. A): R = 1, γ = 2, a_1 = 0.8."""
+    """The law of the first token in DSpark's counterexample (appendix A): R = 1, γ = 2, a_1 = 0.8."""
     cost = AdditiveCostModel(0.0, ([1], [0.0]), ([1, 2, 3], [1.0, 1 / 0.5, 1 / 0.45]))
     world = World(0)
     object.__setattr__(world, "target", lambda request, context: (Fraction(7, 10), Fraction(3, 10)))
     object.__setattr__(world, "draft", lambda request, context, prefix: (Fraction(1, 2), Fraction(1, 2)))
     object.__setattr__(world, "survival", lambda request, context, drafts: np.array([0.8, 0.8 * case_c2[drafts[0]]]))
-    # The paper draws a fresh token after a window of 0; judged on the draft, the first token is right even so.
+    # DSpark draws a fresh token after a window of 0; judged on the draft, the first token is right even so.
     law = Decoder(world, policy, cost, draft_all=False).decode(1, 1)
     return {texts[0]: chance for texts, chance in law.items()}
 

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from dspark_kernels.reference import emit
 from dspark_scheduler import (
     AdditiveCostModel,
     ContextSurvival,
@@ -27,7 +28,6 @@ from dspark_scheduler import (
 
 from .chance import outcomes
 from .decoder import World, target_law, total_variation
-from .reference import emit
 
 GAMMA = 2
 # Drafting pays if both drafts are likely: the choice is 0 or 2, and turns on what the second confidence reads.
