@@ -58,7 +58,7 @@ class Calibration:
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """What `conditional` computes as slopes and shifts of the logits: float64 [2, gamma] each on `device`, a row for
         sampled requests and one for greedy ones. They are copied again, without a wait, when they were fitted again."""
-        fitted = tuple(calibrator.fits for calibrator in self.online.values())
+        fitted = tuple(calibrator.steps // calibrator.refit_every for calibrator in self.online.values())
         if self._tables is None or self._tables[0] != fitted:
             slope = np.stack([1.0 / self.temperatures] * len(KINDS))
             shift = np.zeros_like(slope)

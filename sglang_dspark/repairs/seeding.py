@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dspark_kernels.sampling import SamplingRows, seeded_sample
+from dspark_kernels.gumbel import seeded_sample
+from dspark_kernels.types import SamplingRows
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from dspark_kernels.verified import Verified
 
 from dspark_kernels.accept import accept
 from dspark_kernels.gumbel import seeded_sample
 from dspark_kernels.ragged import RaggedBatch
 from dspark_kernels.sampling import draw, first_argmax, probabilities
 from dspark_kernels.types import AcceptRule, BlockDraft
+from dspark_kernels.verified import Verified
 from sglang_dspark.step.types import Step
 
 

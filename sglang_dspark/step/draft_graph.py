@@ -8,8 +8,8 @@ buffers too. Before the server is ready a replay is compared with the eager draf
 from __future__ import annotations
 
 import torch
-from dspark_kernels.draft_block import draft_block
 
+from dspark_kernels.draft_block import draft_block
 from dspark_kernels.types import AcceptRule, BlockDraft, SamplingRows
 from sglang_dspark.step.forward import CONTEXT, block_input, probe_rows, run_rows
 from sglang_dspark.step.head import BlockRun

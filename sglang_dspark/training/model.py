@@ -19,14 +19,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-<<<<<<< HEAD
-from sglang_dspark.models.draft_config import DraftConfig, flatten_keys
-from sglang_dspark.training.heads import ConfidenceHead, make_markov_head
-=======
 from dspark_kernels.confidence import ConfidenceHead
 from dspark_kernels.markov import HEADS
-from sglang_dspark.checkpoint import DraftConfig, flatten_keys
->>>>>>> kern
+from sglang_dspark.models.draft_config import DraftConfig, flatten_keys
 
 
 class RMSNorm(nn.Module):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang_dspark.drafter import Drafter
 
 from dspark_kernels import head_graph
 from dspark_kernels.confidence import ConfidenceHead, block_confidence
@@ -17,7 +18,6 @@ from dspark_kernels.head_graph import HeadGraphs, captured_head
 from dspark_kernels.markov import HEADS, sample_block
 from dspark_kernels.random import draw_noise
 from dspark_kernels.types import AcceptRule, RequestRules, SamplingRows
-from sglang_dspark.drafter import Drafter
 
 GAMMA, WIDTH, VOCAB, RANK = 3, 16, 40, 8
 GREEDY, PLAIN, FILTERED = (0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 12, 0.8, 0.05)
