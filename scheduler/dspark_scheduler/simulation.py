@@ -165,7 +165,7 @@ class _Totals:
         self.tokens += expected
         self.requests += requests
         self.request_seconds += requests * seconds
-        self.skipped += decision.slots == 0
+        self.skipped += decision.length == 0
         self.budgets.append(int(decision.windows.sum()))
         self.windows += np.bincount(decision.windows, minlength=self.gamma + 1)
 
@@ -234,10 +234,10 @@ def simulate(
         requests, verified = len(rows), int(decision.windows.sum())
         seconds = float(
             machine.cost.step_seconds(requests, requests + verified, context)
-            + machine.cost.draft_seconds(decision.slots)
+            + machine.cost.draft_seconds(requests, decision.slots, decision.length)
         )
         seconds *= float(np.exp(noise * jitter.standard_normal())) if noise else 1.0
-        contender.told(requests, requests + verified, context, seconds, decision.slots)
+        contender.told(requests, requests + verified, context, seconds, decision.slots, decision.length)
         inside = np.arange(gamma) < decision.windows[:, None]
         passed = np.cumprod(inside & (coins.random(truth.shape) < truth), axis=1)
         if calibrator is not None and verified:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from dspark_kernels.reference import RULES, Emitted, GivenCoins, accept_block, accept_token, emit, residual
-from dspark_scheduler import AdditiveCostModel, SurvivalRelay, allocate_windows, best_budget, policies
+from dspark_scheduler import AdditiveCostModel, DraftShape, SurvivalRelay, Terms, allocate_windows, best_budget
 
-from .decoder import POLICIES, Decoder, World, jagged_cost, target_law, total_variation
+from .decoder import POLICIES, Decoder, World, jagged_cost, served, target_law, total_variation
 
 MODES = ("static", "compact", "cap-accept")
 # Seconds of a step with 1, 2, ... rows per request.
@@ -50,8 +50,8 @@ def test_what_is_emitted_follows_the_target_exactly(mode, rule, policy):
 
 
 OPTIONS = {
-    "bounds": {"min_window": 1, "max_window": 2},
-    "bounds per request": {"min_window": np.array([0, 1]), "max_window": np.array([1, 2])},
+    "bounds": {"low": 1, "high": 2},
+    "bounds per request": {"low": np.array([0, 1]), "high": np.array([1, 2])},
     "a ceiling": {"max_step_seconds": 1.5},
     "a draft that can be shortened": {"drafting": "depth"},
 }
@@ -61,10 +61,10 @@ OPTIONS = {
 def test_bounds_ceilings_and_shorter_drafts_keep_the_law(option):
     def policy(old, now, cost, mean):
         running = {name: value[: len(now)] if np.ndim(value) else value for name, value in OPTIONS[option].items()}
-        return policies.causal(old, now, cost, missing=mean, **running).windows
+        return served("causal", **running)(old, now, cost, mean)
 
     target = jagged_cost(2, 2, (1.0, 1.3, 1.7))
-    cost, used = AdditiveCostModel(0.0, target.alpha, target.theta, draft=([2, 4], [0.02, 0.04])), set()
+    cost, used = AdditiveCostModel(0.0, target.alpha, target.theta, head=([2, 4], [0.02, 0.04])), set()
     for seed in range(3):
         world = World(seed, 2, 2)
         for rule in ("token", "block"):
@@ -111,8 +111,8 @@ def test_block_verification_accepts_at_least_as_many_tokens_as_the_token_rule():
 
 def retrospective(old, now, cost, mean):
     """The planted scheduler: a search over this step's survival, tokens included."""
-    budget = best_budget(now, cost)
-    return allocate_windows(now, budget.tokens)
+    plan = best_budget(now[None], Terms.of(cost, DraftShape("block", now.shape[1]), len(now)))
+    return allocate_windows(now, plan.tokens)
 
 
 def appendix_a(case_c2: dict[int, float], policy, reads_tokens: bool = True) -> dict[tuple, Fraction]:
