@@ -56,7 +56,7 @@ class Calibration:
         return rows[:, : logits.shape[1]]
 
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `conditional` computes as slopes and shifts of the logits: float64 [2, gamma] each on `device`, a row for
+        """What `conditional` computes as slopes and shifts of the logits: float32 [2, gamma] each on `device`, a row for
         sampled requests and one for greedy ones. They are copied again, without a wait, when they were fitted again."""
         fitted = tuple(calibrator.steps // calibrator.refit_every for calibrator in self.online.values())
         if self._tables is None or self._tables[0] != fitted:
@@ -65,7 +65,7 @@ class Calibration:
             for row, kind in enumerate(KINDS if self.online else ()):
                 slope[row] /= self.online[kind].temperatures
                 shift[row] = self.online[kind].shifts
-            tables = torch.from_numpy(np.stack([slope, shift]))
+            tables = torch.from_numpy(np.stack([slope, shift]).astype(np.float32))
             if device.type != "cpu":
                 tables = tables.pin_memory().to(device, non_blocking=True)
             self._tables = fitted, tables

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from dspark_kernels.accept import accept
-from dspark_kernels.gumbel import seeded_sample
+from dspark_kernels.mixed import sample_rows
 from dspark_kernels.ragged import RaggedBatch
-from dspark_kernels.sampling import draw, first_argmax, probabilities
-from dspark_kernels.types import AcceptRule, BlockDraft
+from dspark_kernels.types import BlockDraft
 from dspark_kernels.verified import Verified
 from sglang_dspark.step.types import Step
 
@@ -53,7 +52,7 @@ def judge(
     """
     width = step.slots.shape[1]
     if block.block_size == 0:
-        tokens = _padded(sample_plain(logits[: step.size], step).unsqueeze(1), width)
+        tokens = _padded(sample_rows(logits[: step.size], step.rows, step.noise).unsqueeze(1), width)
         return Committed(torch.ones_like(step.anchors), tokens, logits.new_zeros(step.size, 0))
     most = None
     if ceiling:
@@ -62,21 +61,6 @@ def judge(
         logits = logits[verified.qo_indptr[:-1].long()[judged.row_to_request] + judged.row_to_column]
     result = accept(Verified(logits, judged, block, step.rows, step.noise))
     return Committed(result.lengths, _padded(result.tokens, width), result.acceptance, most)
-
-
-def sample_plain(logits: torch.Tensor, step: Step) -> torch.Tensor:
-    """One token per request, int64 [R], as plain decoding samples it: argmax, the seeded race, or one uniform."""
-    if step.rows.all_greedy:
-        return first_argmax(logits)
-    if step.noise.coins is None:
-        tokens = first_argmax(logits)
-    else:
-        tokens = draw(probabilities(logits, step.rows), step.noise.coins.final[:, 0])
-    seeded = step.noise.rules.groups.get(AcceptRule.COUPLED)
-    if seeded is not None:
-        positions = step.noise.positions[seeded] + 1
-        tokens[seeded] = seeded_sample(logits[seeded], step.rows.expand(seeded), step.noise.seeds[seeded], positions)
-    return tokens
 
 
 def _padded(tokens: torch.Tensor, width: int) -> torch.Tensor:

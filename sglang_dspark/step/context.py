@@ -34,13 +34,11 @@ class DraftContext:
             if len(self._postponed) >= POSTPONED_STEPS:
                 self.catch_up()
             return
-        request, column = verified.row_to_request, verified.row_to_column
-        kept = column < lengths[request]
+        request, column, kept = verified.row_to_request, verified.row_to_column, verified.kept(lengths)
         if self.on_cpu:  # rows that were refused cost time here
             self.write(target.features[kept], verified.positions[kept], slots[request[kept], column[kept]])
             return
-        live = torch.arange(verified.rows, device=lengths.device) < verified.qo_indptr[-1]
-        where = torch.where(live & kept, slots[request, column], 0)  # slot 0 is nobody's: no mask, so nothing waits
+        where = torch.where(kept, slots[request, column], 0)  # slot 0 is nobody's: no mask, so nothing waits
         self.write(target.features, verified.positions, where)
 
     def write(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dspark_kernels.confidence import calibrated_survival
-from dspark_kernels.windows import allocate_windows, best_tokens
+from dspark_kernels.survival import best_tokens, calibrated_survival
+from dspark_kernels.windows import allocate_windows
 from dspark_scheduler import Plan, Planner, survival
 from sglang_dspark.learning.confidence import Calibration
 from sglang_dspark.step.head import BlockRun, Head
@@ -121,13 +121,19 @@ class AheadWindows(Policy):
     def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
         logits = self.head.hidden_confidence(run)
         values, limits = self.survival(step, logits), Limits.of(plan, step)
-        seconds = plan.seconds if tier is None else plan.seconds[: tier - step.size - int(plan.low.sum()) + 1]
-        seconds = torch.from_numpy(np.ascontiguousarray(seconds))
-        if not self.on_cpu:
-            seconds = seconds.pin_memory().to(logits.device, non_blocking=True)
-        budget = best_tokens(values, seconds, limits.low, limits.high)
-        windows = self.head.ranks.tensor(allocate_windows(values, budget, limits.low, limits.high).to(torch.int64))
+        seconds = self._seconds(plan, values)
+        budget = best_tokens(values, seconds, limits.low, limits.high, None if tier is None else tier - step.size)
+        windows = allocate_windows(values, budget, limits.low, limits.high).to(torch.int64)
+        windows = self.head.ranks.tensor(windows)
         return Drafted(self._in_windows(run, step, plan, windows), windows, logits)
+
+    def _seconds(self, plan: Plan, values: torch.Tensor) -> torch.Tensor:
+        """The plan's seconds on the device by K from 0; fewer drafts than the plan's least cost as much as the least."""
+        least = int(plan.low.sum())
+        seconds = np.full(values.numel() + 1, np.inf)
+        seconds[:least], seconds[least : least + len(plan.seconds)] = plan.seconds[0], plan.seconds
+        on_host = torch.from_numpy(seconds)
+        return on_host if self.on_cpu else on_host.pin_memory().to(values.device, non_blocking=True)
 
 
 POLICIES = {"static": StaticWindows, "causal": CausalWindows, "lagged": LaggedWindows, "ahead": AheadWindows}

@@ -13,6 +13,7 @@ import torch
 
 from dspark_kernels.ragged import RaggedBatch
 from dspark_kernels.random import draw_noise
+from dspark_kernels.requests import RequestTensors
 from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, SamplingRows, StepNoise
 from dspark_scheduler import Plan
 from sglang_dspark.learning.clock import StepTimes
@@ -179,6 +180,12 @@ class Step:
     @property
     def rows(self) -> SamplingRows:
         return self.roster.rows
+
+    @property
+    def requests(self) -> RequestTensors:
+        """What a captured draft reads of the requests; the count of verifications is this step's own."""
+        roster = self.roster
+        return RequestTensors.of(roster.rows, roster.rules, roster.seeds, roster.steps - 1)
 
     @property
     def greedy(self) -> np.ndarray:

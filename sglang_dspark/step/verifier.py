@@ -98,9 +98,7 @@ class Verifier:
 
         Args: whole: every request has the rows of a whole block.
         """
-        in_block = ragged.row_to_request * self.width + ragged.row_to_column
-        if ragged.padded:
-            in_block = torch.where(ragged.live, in_block, -1)
+        in_block = ragged.window_index(self.width)
         verify = BlockVerifyInput(
             draft_token=ragged.input_ids,
             positions=ragged.positions,
