@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from sglang_dspark.cpu import ATTENTION_BACKEND, default_dtype
 from sglang_dspark.cpu.refusals import refuse_arguments, refuse_model, refuse_too_little_memory
+from sglang_dspark.engine.hooks import BEFORE, Hook
 
 # A pool that no laptop notices until it is used (its pages are mapped when they are written), enough for 32 chats of
 # 2000 tokens: 1.5 GB with the demo model. SGLang lowers it further where `mem_fraction_static` says so.
@@ -62,3 +63,6 @@ def _without_graphs(graphs):
     for phase in Phase.ALL:
         graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
     return graphs
+
+
+HOOKS = (Hook("sglang.srt.server_args:ServerArgs.check_server_args", BEFORE, check_resolved, ()),)

@@ -9,16 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from sglang_dspark.engine.hooks import AFTER, AROUND, Hook
 from sglang_dspark.settings.config import ACCEPT_RULES, VERIFY_MODES, WINDOW_POLICIES, ConfigError
 
 logger = logging.getLogger(__name__)
 
-SET_STATE = (
-    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.set_internal_state"
-)
-GET_STATE = (
-    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
-)
 PREFIX = "dspark_set_"
 _CHOICES = {"verify_mode": VERIFY_MODES, "accept_rule": ACCEPT_RULES, "window_policy": WINDOW_POLICIES}
 SWITCHABLE = (*_CHOICES, "min_window", "max_window", "max_step_ms")
@@ -61,14 +56,6 @@ def decode(numbers: Mapping[str, float]) -> dict:
     return changes
 
 
-def install() -> None:
-    """Register the scheduler-side hooks; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(SET_STATE, _set_state, HookType.AROUND)
-    HookRegistry.register(GET_STATE, _get_state, HookType.AFTER)
-
-
 def _set_state(original, controller, recv_req):
     """Runs in the scheduler, between steps."""
     changes = decode(recv_req.server_args)
@@ -97,3 +84,10 @@ def _get_state(output, controller, recv_req):
             worker.speculation.save()
         output.internal_state["dspark"] = status_of(worker)
     return output
+
+
+_CONTROLLER = "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController"
+HOOKS = (
+    Hook(f"{_CONTROLLER}.set_internal_state", AROUND, _set_state, ("recv_req",)),
+    Hook(f"{_CONTROLLER}.get_internal_state", AFTER, _get_state, ("recv_req",)),
+)

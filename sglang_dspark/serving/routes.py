@@ -7,16 +7,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sglang_dspark.engine.hooks import AROUND, BEFORE, Hook
 from sglang_dspark.serving.control import encode
 from sglang_dspark.serving.operation import Draining
 from sglang_dspark.settings.config import ConfigError, DSparkConfig, check_draft
-from sglang_dspark.settings.flags import ALGORITHM, config_of
+from sglang_dspark.settings.flags import config_of, speculates
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
-LAUNCH = "sglang.srt.entrypoints.http_server.launch_server"
-AUTHORISE = "sglang.srt.utils.auth.decide_request_auth"
 PAGE = Path(__file__).with_name("page.html")
 PAGE_PATH = "/dspark"
 MAX_BODY = 4096  # bytes; the longest settings are under 300
@@ -39,14 +38,6 @@ class Refused(Exception):
         self.status = status
 
 
-def install() -> None:
-    """Register the routes when the engine launches its HTTP server; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(LAUNCH, _before_launch, HookType.BEFORE)
-    HookRegistry.register(AUTHORISE, _let_page_pass, HookType.AROUND)
-
-
 def _before_launch(server_args: ServerArgs, *args, **kwargs):
     add_routes(server_args)
 
@@ -67,7 +58,7 @@ def add_routes(server_args: ServerArgs) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    speculating = (server_args.speculative_algorithm or "").upper() == ALGORITHM
+    speculating = speculates(server_args)
 
     def manager():
         return http_server.get_global_state().tokenizer_manager
@@ -182,3 +173,26 @@ def _draft_of(server_args: ServerArgs):
     from sglang_dspark.engine.algorithm import draft_config_of
 
     return draft_config_of(server_args)
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.entrypoints.http_server:launch_server",
+        BEFORE,
+        _before_launch,
+        (
+            "server_args",
+            "init_tokenizer_manager_func",
+            "run_scheduler_process_func",
+            "run_detokenizer_process_func",
+            "execute_warmup_func",
+            "launch_callback",
+        ),
+    ),
+    Hook(
+        "sglang.srt.utils.auth:decide_request_auth",
+        AROUND,
+        _let_page_pass,
+        ("method", "path", "authorization_header", "api_key", "admin_api_key", "auth_level"),
+    ),
+)

@@ -217,7 +217,7 @@ def test_functions_marked_for_compilation_stay_what_they_were():
 
 def test_a_program_that_holds_an_engine_can_still_spawn_processes_of_its_own():
     before = multiprocessing.get_start_method(allow_none=True)
-    forkserver.install()
+    forkserver.make_known()
     multiprocessing.set_start_method(forkserver.START_METHOD, force=True)
     try:
         child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
