@@ -20,7 +20,7 @@ def apply_defaults(args) -> None:
     """Fill in what the user left open; called by SGLang with a view of its arguments that records what is written.
 
     Raises:
-        Refused: an argument that cannot be served here.
+        CpuPlatformError: an argument that cannot be served here.
     """
     given = args._raw_input
     refuse_arguments(given)
@@ -47,7 +47,7 @@ def check_resolved(server_args) -> None:
     """Check the model behind resolved arguments (BEFORE hook on `ServerArgs.check_server_args`).
 
     Raises:
-        Refused: a model that cannot be served here, or that does not fit in memory.
+        CpuPlatformError: a model that cannot be served here, or that does not fit in memory.
     """
     import psutil
     from sglang.srt.arg_groups.overrides import model_config_of

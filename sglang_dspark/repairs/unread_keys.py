@@ -31,7 +31,7 @@ def meaningful() -> frozenset[str]:
     return frozenset({KEY, "seed", *SamplingParams.__struct_fields__})
 
 
-def dropped(body: object, known: Collection[str], inner: str | None = None) -> str | None:
+def reason_to_refuse(body: object, known: Collection[str], inner: str | None = None) -> str | None:
     """Why a body is refused, or None.
 
     Args:
@@ -66,14 +66,14 @@ def _generate_keys() -> frozenset[str]:
 
 
 def _of_generate(error: str | None, body: object) -> str | None:
-    return error or dropped(body, _generate_keys(), "sampling_params")
+    return error or reason_to_refuse(body, _generate_keys(), "sampling_params")
 
 
 async def _of_route(original, serving, request, raw_request=None, *args, **kwargs):
     """Answers 400 in place of a route of the OpenAI, Anthropic or Ollama API."""
     if raw_request is not None and "json" in raw_request.headers.get("content-type", "json"):
         body = await raw_request.json()  # parsed already: the framework keeps it
-        if (reason := dropped(body, known_keys(type(request)), _inner(type(request)))) is not None:
+        if (reason := reason_to_refuse(body, known_keys(type(request)), _inner(type(request)))) is not None:
             return refusal(reason)
     return await original(serving, request, raw_request, *args, **kwargs)
 

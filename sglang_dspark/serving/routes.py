@@ -30,7 +30,7 @@ PAGE_HEADERS = {
 }
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request that is answered with `status` and a reason."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -88,7 +88,7 @@ def add_routes(server_args: ServerArgs) -> None:
         """Switch mode, rule, policy or bounds between two steps, on every rank."""
         try:
             return await _configure(request, server_args, speculating, manager(), ranks)
-        except Refused as refusal:
+        except HttpRefusal as refusal:
             return JSONResponse(
                 status_code=refusal.status, content={"error": {"message": str(refusal), "type": "dspark_config"}}
             )
@@ -102,12 +102,12 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     if not speculating:
-        raise Refused(
+        raise HttpRefusal(
             409,
             "this server was started with --verify-mode off and holds no draft: restart it with another --verify-mode",
         )
     if not may_configure(server_args):
-        raise Refused(
+        raise HttpRefusal(
             403,
             "no admin key is set and the server listens beyond this machine: start it with "
             "--admin-api-key, or with --host 127.0.0.1",
@@ -119,10 +119,10 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
         running = (await ranks())[0]["config"]
         check_draft(DSparkConfig.from_dict(running).changed(changes), _draft_of(server_args))
     except ConfigError as error:
-        raise Refused(400, str(error)) from error
+        raise HttpRefusal(400, str(error)) from error
     updated = await manager.set_internal_state(SetInternalStateReq(server_args=numbers))
     if not all(updated):
-        raise Refused(500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
+        raise HttpRefusal(500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
     return {
         "config": (await ranks())[0]["config"],
         "ranks": len(updated),
@@ -131,29 +131,29 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
 
 
 def refuse_other_sites(headers) -> None:
-    """Raise Refused where a browser asks for another site's page: the engine's CORS settings let every site ask."""
+    """Raise HttpRefusal where a browser asks for another site's page: the engine's CORS settings let every site ask."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        raise Refused(403, f"settings are changed from this server's own page, not from {origin[:200]}")
+        raise HttpRefusal(403, f"settings are changed from this server's own page, not from {origin[:200]}")
 
 
 async def read_object(request) -> dict:
     """The JSON object in a request's body of at most MAX_BODY bytes.
 
     Raises:
-        Refused: 413 for a longer body (which is not read to its end), 400 for anything but an object.
+        HttpRefusal: 413 for a longer body (which is not read to its end), 400 for anything but an object.
     """
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY:
-            raise Refused(413, f"a body of at most {MAX_BODY} bytes is read here")
+            raise HttpRefusal(413, f"a body of at most {MAX_BODY} bytes is read here")
     try:
         value = json.loads(body)
     except ValueError as error:
-        raise Refused(400, f"the body is not JSON: {error}") from error
+        raise HttpRefusal(400, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Refused(400, "the body must be a JSON object of settings")
+        raise HttpRefusal(400, "the body must be a JSON object of settings")
     return value
 
 

@@ -120,19 +120,19 @@ def config_of_namespace(args: argparse.Namespace) -> DSparkConfig:
     config = DSparkConfig.from_dict(settings)
     config.check_files()
     algorithm = getattr(args, "speculative_algorithm", None)
-    if settings and config.verify_mode != "off" and (algorithm or "").upper() != ALGORITHM:
+    if settings and config.verify_mode != "off" and not speculates(args):
         raise ConfigError(
             f"{flag_of(next(iter(settings)))} has no effect with --speculative-algorithm {algorithm or '(none)'}: add "
             f"--speculative-algorithm {ALGORITHM}, or leave the flag out"
         )
-    if config.verify_mode == "off" and (algorithm or ALGORITHM).upper() != ALGORITHM:
+    if config.verify_mode == "off" and algorithm and not speculates(args):
         raise ConfigError(f"--verify-mode off contradicts --speculative-algorithm {algorithm}: leave out one of them")
     return config
 
 
 def speculates(args: ServerArgs | argparse.Namespace) -> bool:
     """Whether these arguments, parsed or resolved, start a server that runs our algorithm."""
-    return (args.speculative_algorithm or "").upper() == ALGORITHM
+    return (getattr(args, "speculative_algorithm", None) or "").upper() == ALGORITHM
 
 
 def attach(server_args: ServerArgs, config: DSparkConfig) -> ServerArgs:

@@ -13,7 +13,7 @@ import torch
 
 from dspark_kernels.accept import block_thresholds, joint_scales
 from sglang_dspark.training.generate import Request
-from sglang_dspark.training.model import DSparkDraft
+from sglang_dspark.training.model import TrainableDraft
 from sglang_dspark.training.target import SlotView, Target, draw
 
 
@@ -49,7 +49,7 @@ class Speculator:
     def __init__(
         self,
         target: Target,
-        draft: DSparkDraft,
+        draft: TrainableDraft,
         temperature: float,
         max_new: int,
         seed: int = 0,
@@ -156,7 +156,7 @@ class Speculator:
         return stop is None and len(text) < self.max_new
 
 
-def judge(p, q, tokens, draft: DSparkDraft, random: torch.Generator | None = None, rule: str = "token"):
+def judge(p, q, tokens, draft: TrainableDraft, random: torch.Generator | None = None, rule: str = "token"):
     """Rejection sampling: p [b, γ+1, V], q [b, γ, Vd] float32 laws, tokens [b, γ] drafted target ids.
 
     Returns accepted [b] int64, the bonus token [b] (residual where rejected, target's law where all passed), and the
