@@ -15,7 +15,7 @@ def profile(
     """Time target and draft over requests and rows; takes serve's flags (model, draft, dtype, tp). About 15 s."""
     import shutil
 
-    from sglang_dspark.commands.offline import arguments_of, measured_engine, status_of_first_rank
+    from sglang_dspark.commands.offline_engine import arguments_of, measured_engine, status_of_first_rank
 
     with measured_engine(arguments_of(ctx), verify_mode="compact", cost_model="measure") as engine:
         status = status_of_first_rank(engine)

@@ -1,387 +1,206 @@
-"""Every name of SGLang that we touch: one row each. The mechanism that checks them is `compat`."""
+"""Every name of SGLang that we call, override or read: one row each. What we hook stands in the modules' `HOOKS`."""
 
 from __future__ import annotations
 
-from sglang_dspark.engine.compatibility import SglangName
-
-
-def _rows(used_by: str, *rows: tuple) -> tuple[SglangName, ...]:
-    return tuple(SglangName(path, kind, used_by, *rest) for path, kind, *rest in rows)
-
+from sglang_dspark.engine.names import SglangName, attributes, calls, fields, overrides, used_by
 
 TABLE: tuple[SglangName, ...] = (
-    *_rows(
+    *used_by(
         "settings/flags.py",
-        ("sglang.srt.server_args:ServerArgs.add_cli_args", "wrap", ("parser",)),
-        ("sglang.srt.server_args:ServerArgs.from_cli_args", "wrap", ("args",)),
-        ("sglang.srt.server_args:ServerArgs.speculative_algorithm", "field"),
-        ("sglang.srt.server_args:ServerArgs.speculative_draft_model_path", "field"),
-        ("sglang.srt.plugins.hook_registry:HookRegistry.register", "call", ("target", "hook", "hook_type")),
-        ("sglang.srt.plugins.hook_registry:HookType.AFTER", "attribute"),
+        fields("sglang.srt.server_args:ServerArgs", "speculative_algorithm speculative_draft_model_path"),
     ),
-    *_rows(
+    *used_by(
+        "engine/hooks.py",
+        calls("sglang.srt.plugins.hook_registry", "HookRegistry.register(target, hook, hook_type)"),
+        attributes("sglang.srt.plugins.hook_registry:HookType", "BEFORE AFTER AROUND REPLACE"),
+    ),
+    *used_by(
         "commands/serve.py",
-        ("sglang.srt.plugins:load_plugins", "call", ()),
-        ("sglang.srt.server_args:prepare_server_args", "call", ("argv",)),
-        ("sglang.srt.utils.server_args_config_parser:ConfigArgumentMerger", "call", ("parser",)),
-        (
-            "sglang.srt.utils.server_args_config_parser:ConfigArgumentMerger.merge_config_with_args",
-            "call",
-            ("cli_args",),
+        calls("sglang.srt.plugins", "load_plugins()"),
+        calls("sglang.srt.server_args", "prepare_server_args(argv)", "ServerArgs.url()"),
+        calls(
+            "sglang.srt.utils.server_args_config_parser",
+            "ConfigArgumentMerger(parser)",
+            "ConfigArgumentMerger.merge_config_with_args(cli_args)",
         ),
-        ("sglang.srt.server_args:ServerArgs.url", "call", ()),
     ),
-    *_rows(
+    *used_by(
         "commands/launch.py",
-        (
-            "sglang.srt.entrypoints.http_server:launch_server",
-            "call",
-            (
-                "server_args",
-                "init_tokenizer_manager_func",
-                "run_scheduler_process_func",
-                "run_detokenizer_process_func",
-                "launch_callback",
-            ),
+        calls(
+            "sglang.srt.entrypoints.http_server",
+            "launch_server(server_args, init_tokenizer_manager_func, run_scheduler_process_func, "
+            "run_detokenizer_process_func, launch_callback)",
         ),
-        ("sglang.launch_server:run_server", "call", ("server_args",)),
-        ("sglang.srt.entrypoints.engine:init_tokenizer_manager", "call", ("server_args", "port_args")),
-        ("sglang.srt.managers.scheduler:run_scheduler_process", "attribute"),
-        ("sglang.srt.managers.detokenizer_manager:run_detokenizer_process", "attribute"),
-        ("sglang.srt.managers.tokenizer_manager:TokenizerManager.signal_handler_class", "field"),
-        (
-            "sglang.srt.managers.tokenizer_manager:SignalHandler.running_phase_sigquit_handler",
-            "wrap",
-            ("signum", "frame"),
+        calls("sglang.launch_server", "run_server(server_args)"),
+        calls("sglang.srt.entrypoints.engine", "init_tokenizer_manager(server_args, port_args)"),
+        attributes("sglang.srt.managers.scheduler", "run_scheduler_process"),
+        attributes("sglang.srt.managers.detokenizer_manager", "run_detokenizer_process"),
+        fields("sglang.srt.managers.tokenizer_manager:TokenizerManager", "signal_handler_class"),
+        overrides(
+            "sglang.srt.managers.tokenizer_manager", "SignalHandler.running_phase_sigquit_handler(signum, frame)"
         ),
-        ("sglang.srt.managers.tokenizer_manager:TokenizerManager.dump_requests_before_crash", "call", ()),
+        calls("sglang.srt.managers.tokenizer_manager", "TokenizerManager.dump_requests_before_crash()"),
     ),
-    *_rows(
+    *used_by(
         "plugin.py",
-        (
-            "sglang.srt.speculative.spec_info:SpeculativeAlgorithm.register",
-            "call",
-            ("name", "supports_overlap", "spec_class"),
-        ),
-        ("sglang.srt.speculative.dflash_utils:parse_dflash_draft_config", "wrap", ("draft_hf_config",)),
-        ("sglang.srt.sampling.sampling_params:SamplingParams.verify", "wrap", ("vocab_size",)),
-        ("sglang.srt.sampling.sampling_params:SamplingParams.custom_params", "field"),
-        ("sglang.srt.sampling.sampling_params:SamplingParams.sampling_seed", "field"),
+        calls("sglang.srt.speculative.spec_info", "SpeculativeAlgorithm.register(name, supports_overlap, spec_class)"),
+        fields("sglang.srt.sampling.sampling_params:SamplingParams", "custom_params sampling_seed"),
     ),
-    *_rows(
+    *used_by(
         "engine/algorithm.py",
-        ("sglang.srt.speculative.spec_registry:CustomSpecAlgo.handle_server_args", "wrap", ("server_args",)),
-        (
-            "sglang.srt.speculative.spec_registry:CustomSpecAlgo.get_num_tokens_per_req_for_target_verify",
-            "wrap",
-            ("num_draft_tokens", "is_draft_worker"),
+        overrides(
+            "sglang.srt.speculative.spec_registry",
+            "CustomSpecAlgo.handle_server_args(server_args)",
+            "CustomSpecAlgo.get_num_tokens_per_req_for_target_verify(num_draft_tokens, is_draft_worker)",
         ),
-        ("sglang.srt.managers.overlap_utils:FutureMap", "attribute"),
-        ("sglang.srt.server_args:ServerArgs.speculative_num_draft_tokens", "field"),
-        ("sglang.srt.server_args:ServerArgs.speculative_num_steps", "field"),
-        ("sglang.srt.server_args:ServerArgs.speculative_eagle_topk", "field"),
-        ("sglang.srt.server_args:ServerArgs.min_free_slots_delay", "field"),
+        attributes("sglang.srt.managers.overlap_utils", "FutureMap"),
+        fields(
+            "sglang.srt.server_args:ServerArgs",
+            "speculative_num_draft_tokens speculative_num_steps speculative_eagle_topk min_free_slots_delay",
+        ),
     ),
-    *_rows(
+    *used_by(
         "step/worker.py",
-        ("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.init_attention_backends", "wrap", ()),
-        ("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.init_cuda_graphs", "wrap", ()),
-        ("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.weight_update_runners", "wrap", ()),
-        ("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.spec_v2_attn_backends", "attribute"),
-        (
-            "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
-            "call",
-            ("batch", "forward_batch", "is_verify", "capture_hidden_mode"),
+        overrides(
+            "sglang.srt.speculative.base_spec_worker",
+            "BaseSpecWorker.init_attention_backends()",
+            "BaseSpecWorker.init_cuda_graphs()",
+            "BaseSpecWorker.weight_update_runners()",
         ),
-        (
-            "sglang.srt.managers.utils:GenerationBatchResult",
-            "call",
-            (
-                "logits_output",
-                "next_token_ids",
-                "accept_lens",
-                "block_accept_lens",
-                "cap_lens",
-                "can_run_cuda_graph",
-                "next_draft_input",
-                "speculative_num_draft_tokens",
-                "new_seq_lens",
-            ),
+        attributes("sglang.srt.speculative.base_spec_worker:BaseSpecWorker", "spec_v2_attn_backends"),
+        calls(
+            "sglang.srt.managers.tp_worker",
+            "TpModelWorker.forward_batch_generation(batch, forward_batch, is_verify, capture_hidden_mode)",
         ),
-        ("sglang.srt.speculative.draft_worker_common:make_draft_input_v2", "call", ("bonus_tokens", "new_seq_lens")),
-        (
-            "sglang.srt.layers.logprob_processor:compute_spec_logprobs",
-            "call",
-            ("batch", "logits_output", "predict", "chain_stride"),
+        calls(
+            "sglang.srt.managers.utils",
+            "GenerationBatchResult(logits_output, next_token_ids, accept_lens, block_accept_lens, cap_lens, "
+            "can_run_cuda_graph, next_draft_input, speculative_num_draft_tokens, new_seq_lens)",
+        ),
+        calls("sglang.srt.speculative.draft_worker_common", "make_draft_input_v2(bonus_tokens, new_seq_lens)"),
+        calls(
+            "sglang.srt.layers.logprob_processor", "compute_spec_logprobs(batch, logits_output, predict, chain_stride)"
         ),
     ),
-    *_rows(
+    *used_by(
         "step/types.py",
-        (
-            "sglang.srt.speculative.dflash_info:DFlashVerifyInput",
-            "call",
-            ("draft_token", "positions", "draft_token_num", "capture_hidden_mode", "kv_loc_plan", "kv_loc_cols"),
+        calls(
+            "sglang.srt.speculative.dflash_info",
+            "DFlashVerifyInput(draft_token, positions, draft_token_num, capture_hidden_mode, kv_loc_plan, kv_loc_cols)",
         ),
-        (
-            "sglang.srt.mem_cache.kv_index_translator:KVIndexTranslator.plan",
-            "call",
-            ("req_pool_indices", "seq_lens", "seq_lens_cpu", "write_virtual", "read_extent"),
+        calls(
+            "sglang.srt.mem_cache.kv_index_translator",
+            "KVIndexTranslator.plan(req_pool_indices, seq_lens, seq_lens_cpu, write_virtual, read_extent)",
+            "KVIndexTranslator.own_plan(forward_batch)",
         ),
-        ("sglang.srt.mem_cache.kv_index_translator:KVIndexTranslator.own_plan", "call", ("forward_batch",)),
-        ("sglang.srt.mem_cache.kv_index_translator:KVIndexTranslator.req_to_token", "field"),
-        ("sglang.srt.mem_cache.kv_loc_plan:KVLocPlan.write_ids", "call", ("reader",)),
-        ("sglang.srt.mem_cache.kv_loc_plan:KVLocPlan.bind", "call", ("batch", "reader", "cols")),
-        ("sglang.srt.managers.schedule_batch:Req.output_ids", "field"),
-        ("sglang.srt.managers.schedule_batch:Req.sampling_params", "field"),
-        ("sglang.srt.managers.schedule_batch:Req.custom_logit_processor", "field"),
+        fields("sglang.srt.mem_cache.kv_index_translator:KVIndexTranslator", "req_to_token"),
+        calls("sglang.srt.mem_cache.kv_loc_plan", "KVLocPlan.write_ids(reader)", "KVLocPlan.bind(batch, reader, cols)"),
+        fields("sglang.srt.managers.schedule_batch:Req", "output_ids sampling_params custom_logit_processor"),
     ),
-    *_rows(
-        "drafter.py, verifier.py",
-        (
-            "sglang.srt.speculative.draft_worker_common:build_draft_tp_worker",
-            "call",
-            ("server_args", "gpu_id", "nccl_port", "target_model_config", "algo_label", "random_seed"),
+    *used_by(
+        "step/drafter.py, step/verifier.py",
+        calls(
+            "sglang.srt.speculative.draft_worker_common",
+            "build_draft_tp_worker(server_args, gpu_id, nccl_port, target_model_config, algo_label, random_seed)",
         ),
-        ("sglang.srt.models.registry:ModelRegistry.register", "call", ("package_name", "overwrite")),
-        (
-            "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
-            "call",
-            (
-                "batch",
-                "model_runner",
-                "capture_hidden_mode",
-                "return_hidden_states_before_norm",
-                "kv_loc_plan",
-                "write_cols",
-            ),
+        calls("sglang.srt.models.registry", "ModelRegistry.register(package_name, overwrite)"),
+        calls(
+            "sglang.srt.model_executor.forward_batch_info",
+            "ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm, "
+            "kv_loc_plan, write_cols)",
         ),
-        ("sglang.srt.model_executor.forward_batch_info:ForwardMode.TARGET_VERIFY", "attribute"),
-        ("sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode.FULL", "attribute"),
-        ("sglang.srt.model_executor.model_runner:ModelRunner.forward", "call", ("forward_batch",)),
-        (
-            "sglang.srt.speculative.ragged_verify:RaggedVerifyLayout.from_verify_lens",
-            "call",
-            ("verify_lens_cpu", "device", "grid"),
+        attributes("sglang.srt.model_executor.forward_batch_info:ForwardMode", "TARGET_VERIFY"),
+        attributes("sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode", "FULL"),
+        calls("sglang.srt.model_executor.model_runner", "ModelRunner.forward(forward_batch)"),
+        calls(
+            "sglang.srt.speculative.ragged_verify", "RaggedVerifyLayout.from_verify_lens(verify_lens_cpu, device, grid)"
         ),
-        ("sglang.srt.environ:envs.SGLANG_RAGGED_VERIFY_MODE", "attribute"),
-        (
-            "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner._build_ragged_verify_token_buckets",
-            "call",
-            (),
+        attributes("sglang.srt.environ:envs", "SGLANG_RAGGED_VERIFY_MODE"),
+        calls(
+            "sglang.srt.model_executor.runner.decode_cuda_graph_runner",
+            "DecodeCudaGraphRunner._build_ragged_verify_token_buckets()",
         ),
-        ("sglang.srt.server_args:ServerArgs.enable_lora", "field"),
-        ("sglang.srt.server_args:ServerArgs.enable_two_batch_overlap", "field"),
-        ("sglang.srt.server_args:ServerArgs.disable_cuda_graph_padding", "field"),
-        ("sglang.srt.layers.attention.base_attn_backend:AttentionBackend.supports_ragged_verify_graph", "attribute"),
+        fields("sglang.srt.server_args:ServerArgs", "enable_lora enable_two_batch_overlap disable_cuda_graph_padding"),
+        attributes("sglang.srt.layers.attention.base_attn_backend:AttentionBackend", "supports_ragged_verify_graph"),
     ),
-    *_rows(
+    *used_by(
         "step/adjust.py",
-        ("sglang.srt.layers.sampler:apply_custom_logit_processor", "call", ("logits", "sampling_batch_info")),
-        (
-            "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.allocate_vocab_mask",
-            "call",
-            ("vocab_size", "batch_size", "device"),
+        calls("sglang.srt.layers.sampler", "apply_custom_logit_processor(logits, sampling_batch_info)"),
+        calls(
+            "sglang.srt.constrained.base_grammar_backend",
+            "BaseGrammarObject.allocate_vocab_mask(vocab_size, batch_size, device)",
+            "BaseGrammarObject.fill_vocab_mask(vocab_mask, idx)",
+            "BaseGrammarObject.rollback(k)",
         ),
-        (
-            "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.fill_vocab_mask",
-            "call",
-            ("vocab_mask", "idx"),
-        ),
-        ("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.rollback", "call", ("k",)),
     ),
-    *_rows(
+    *used_by(
         "models/draft.py",
-        (
-            "sglang.srt.layers.radix_attention:RadixAttention",
-            "call",
-            ("num_heads", "head_dim", "scaling", "num_kv_heads", "layer_id", "attn_type"),
+        calls(
+            "sglang.srt.layers.radix_attention",
+            "RadixAttention(num_heads, head_dim, scaling, num_kv_heads, layer_id, attn_type)",
         ),
-        ("sglang.srt.layers.radix_attention:AttentionType.ENCODER_ONLY", "attribute"),
-        (
-            "sglang.srt.layers.linear:QKVParallelLinear",
-            "call",
-            ("hidden_size", "head_size", "total_num_heads", "total_num_kv_heads", "bias"),
+        attributes("sglang.srt.layers.radix_attention:AttentionType", "ENCODER_ONLY"),
+        calls(
+            "sglang.srt.layers.linear",
+            "QKVParallelLinear(hidden_size, head_size, total_num_heads, total_num_kv_heads, bias)",
+            "MergedColumnParallelLinear(input_size, output_sizes, bias)",
+            "RowParallelLinear(input_size, output_size, bias)",
         ),
-        ("sglang.srt.layers.linear:MergedColumnParallelLinear", "call", ("input_size", "output_sizes", "bias")),
-        ("sglang.srt.layers.linear:RowParallelLinear", "call", ("input_size", "output_size", "bias")),
-        ("sglang.srt.layers.layernorm:RMSNorm", "call", ("hidden_size", "eps")),
-        (
-            "sglang.srt.layers.rotary_embedding:get_rope",
-            "call",
-            ("head_size", "rotary_dim", "max_position", "base", "is_neox_style", "rope_scaling"),
+        calls("sglang.srt.layers.layernorm", "RMSNorm(hidden_size, eps)"),
+        calls(
+            "sglang.srt.layers.rotary_embedding",
+            "get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling)",
         ),
-        ("sglang.srt.layers.logits_processor:LogitsProcessorOutput", "call", ("next_token_logits", "hidden_states")),
-        ("sglang.srt.mem_cache.memory_pool:KVWriteLoc", "call", ("loc", "physical")),
+        calls("sglang.srt.layers.logits_processor", "LogitsProcessorOutput(next_token_logits, hidden_states)"),
+        calls("sglang.srt.mem_cache.memory_pool", "KVWriteLoc(loc, physical)"),
     ),
-    *_rows(
+    *used_by(
         "step/ranks.py",
-        ("sglang.srt.runtime_context:get_parallel", "call", ()),
-        ("sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast", "call", ("input_", "src")),
-        ("sglang.srt.distributed.parallel_state:GroupCoordinator.cpu_group", "field"),
+        calls("sglang.srt.runtime_context", "get_parallel()"),
+        calls("sglang.srt.distributed.parallel_state", "GroupCoordinator.broadcast(input_, src)"),
+        fields("sglang.srt.distributed.parallel_state:GroupCoordinator", "cpu_group"),
     ),
-    *_rows(
+    *used_by(
         "serving/control.py, serving/routes.py",
-        (
-            "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController.set_internal_state",
-            "wrap",
-            ("recv_req",),
-        ),
-        (
-            "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController.get_internal_state",
-            "wrap",
-            ("recv_req",),
-        ),
-        ("sglang.srt.managers.io_struct:SetInternalStateReqOutput", "call", ("updated",)),
-        ("sglang.srt.utils.auth:auth_level", "call", ("level",)),
+        calls("sglang.srt.managers.io_struct", "SetInternalStateReqOutput(updated)"),
+        calls("sglang.srt.utils.auth", "auth_level(level)"),
     ),
-    *_rows(
+    *used_by(
         "cpu/",
-        ("sglang.srt.server_args:ServerArgs.check_server_args", "wrap", ()),
-        ("sglang.srt.utils.common:kill_process_tree", "attribute"),
-        ("sglang.srt.arg_groups.choices:ATTENTION_BACKEND_CHOICES", "attribute"),
-        ("sglang.srt.arg_groups.choices:DRAFT_ATTENTION_BACKEND_CHOICES", "attribute"),
-        ("sglang.srt.layers.attention.attention_registry:register_attention_backend", "call", ("name",)),
-        ("sglang.srt.platforms.interface:SRTPlatform.get_kv_pool_cls", "wrap", ("kind",)),
-        ("sglang.srt.platforms.interface:SRTPlatform.apply_server_args_defaults", "wrap", ("server_args",)),
-        ("sglang.srt.platforms.interface:SRTPlatform.supports_speculative_algorithm", "wrap", ("algorithm",)),
-        ("sglang.srt.mem_cache.memory_pool:MHATokenToKVPool", "attribute"),
-        (
-            "sglang.srt.layers.attention.base_attn_backend:AttentionBackend.init_forward_metadata",
-            "wrap",
-            ("forward_batch",),
+        attributes("sglang.srt.arg_groups.choices", "ATTENTION_BACKEND_CHOICES DRAFT_ATTENTION_BACKEND_CHOICES"),
+        calls("sglang.srt.layers.attention.attention_registry", "register_attention_backend(name)"),
+        overrides(
+            "sglang.srt.platforms.interface",
+            "SRTPlatform.get_kv_pool_cls(kind)",
+            "SRTPlatform.apply_server_args_defaults(server_args)",
+            "SRTPlatform.supports_speculative_algorithm(algorithm)",
+        ),
+        attributes("sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool"),
+        overrides(
+            "sglang.srt.layers.attention.base_attn_backend", "AttentionBackend.init_forward_metadata(forward_batch)"
         ),
     ),
-    *_rows(
+    *used_by(
+        "cpu/processes/cores.py",
+        overrides("sglang.srt.distributed.bootstrap", "_bind_threads_if_cpu(device)"),
+        attributes("sglang.srt.distributed.bootstrap", "_init_cpu_threads_env"),
+        overrides("sglang.srt.distributed.parallel_state", "is_shm_available(dtype, world_size, local_size)"),
+    ),
+    *used_by(
         "cpu/attention/layers.py",
-        ("sglang.kernels.fused_op:BaseFusedOp.register_oot_forward", "call", ("op_cls", "fn", "platform_key")),
-        (
-            "sglang.srt.layers.layernorm:RMSNorm.forward_native",
-            "wrap",
-            ("x", "residual", "post_residual_addition", "quant_linear"),
+        calls("sglang.kernels.fused_op", "BaseFusedOp.register_oot_forward(op_cls, fn, platform_key)"),
+        overrides(
+            "sglang.srt.layers.layernorm", "RMSNorm.forward_native(x, residual, post_residual_addition, quant_linear)"
         ),
-        ("sglang.srt.layers.layernorm:RMSNorm.variance_epsilon", "field"),
-        ("sglang.srt.layers.layernorm:RMSNorm.cast_x_before_out_mul", "field"),
-        ("sglang.srt.layers.layernorm:RMSNorm.fp32_residual", "field"),
-        ("sglang.srt.layers.layernorm:RMSNorm.variance_size_override", "field"),
-        ("sglang.srt.layers.layernorm:RMSNorm.override_orig_dtype", "field"),
-        (
-            "sglang.srt.layers.rotary_embedding.base:RotaryEmbedding.forward_native",
-            "wrap",
-            ("positions", "query", "key", "offsets", "fused_set_kv_buffer_arg"),
+        fields(
+            "sglang.srt.layers.layernorm:RMSNorm",
+            "variance_epsilon cast_x_before_out_mul fp32_residual variance_size_override override_orig_dtype",
         ),
-        ("sglang.srt.layers.rotary_embedding.base:RotaryEmbedding.is_neox_style", "field"),
-        ("sglang.srt.layers.rotary_embedding.base:RotaryEmbedding.head_size", "field"),
-        ("sglang.srt.layers.rotary_embedding.rope_variant:Llama3RotaryEmbedding", "attribute"),
-    ),
-    *_rows(
-        "cpu/slots.py",
-        (
-            "sglang.srt.mem_cache.allocation:assign_req_to_token_pool_func",
-            "wrap",
-            ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "batch_size"),
+        overrides(
+            "sglang.srt.layers.rotary_embedding.base",
+            "RotaryEmbedding.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)",
         ),
-    ),
-    *_rows(
-        "seeding.py, ends.py, logprobs.py, meta.py, sampling_info.py, unsupported.py, serving/, cpu/ (hooks)",
-        ("sglang.srt.entrypoints.engine:_set_envs_and_config", "wrap", ("server_args",)),
-        (
-            "sglang.srt.entrypoints.http_server:launch_server",
-            "wrap",
-            (
-                "server_args",
-                "init_tokenizer_manager_func",
-                "run_scheduler_process_func",
-                "run_detokenizer_process_func",
-                "execute_warmup_func",
-                "launch_callback",
-            ),
-        ),
-        ("sglang.srt.entrypoints.api_contract:generate_contract_error", "wrap", ("body",)),
-        (
-            "sglang.srt.entrypoints.openai.serving_base:OpenAIServingBase.handle_request",
-            "wrap",
-            ("request", "raw_request"),
-        ),
-        (
-            "sglang.srt.entrypoints.openai.serving_responses:OpenAIServingResponses.create_responses",
-            "wrap",
-            ("request", "raw_request"),
-        ),
-        (
-            "sglang.srt.entrypoints.anthropic.serving:AnthropicServing.handle_messages",
-            "wrap",
-            ("request", "raw_request"),
-        ),
-        ("sglang.srt.entrypoints.ollama.serving:OllamaServing.handle_chat", "wrap", ("request", "raw_request")),
-        (
-            "sglang.srt.entrypoints.ollama.serving:OllamaServing._convert_options_to_sampling_params",
-            "wrap",
-            ("options",),
-        ),
-        ("sglang.srt.entrypoints.ollama.serving:OllamaServing.handle_generate", "wrap", ("request", "raw_request")),
-        (
-            "sglang.srt.layers.logprob_processor:OutputLogprobProcessor.compute_logprobs",
-            "wrap",
-            ("logprobs", "top_logprobs_nums", "token_ids_logprobs", "batch_next_token_ids"),
-        ),
-        (
-            "sglang.srt.layers.sampler:Sampler.forward",
-            "wrap",
-            (
-                "logits_output",
-                "sampling_info",
-                "return_logprob",
-                "top_logprobs_nums",
-                "token_ids_logprobs",
-                "positions",
-                "logprob_logits",
-            ),
-        ),
-        ("sglang.srt.layers.sampler:Sampler._preprocess_logits", "wrap", ("logits", "sampling_info")),
-        (
-            "sglang.srt.layers.sampler:Sampler._sample_from_probs",
-            "wrap",
-            ("probs", "sampling_info", "positions", "simple_sampling_case"),
-        ),
-        ("sglang.srt.managers.schedule_batch:Req.update_finish_state", "wrap", ("new_accepted_len",)),
-        ("sglang.srt.managers.scheduler:Scheduler.handle_shutdown", "wrap", ("recv_req",)),
-        ("sglang.srt.managers.scheduler:Scheduler.run_event_loop", "wrap", ()),
-        ("sglang.srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch", "wrap", ("batch", "last_batch")),
-        (
-            "sglang.srt.managers.tokenizer_manager:TokenizerManager._calculate_spec_decoding_metrics",
-            "wrap",
-            ("meta_info", "recv_obj", "i"),
-        ),
-        ("sglang.srt.managers.tokenizer_manager:TokenizerManager._send_one_request", "wrap", ("tokenized_obj",)),
-        ("sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request", "wrap", ("obj", "input_ids")),
-        (
-            "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
-            "wrap",
-            (
-                "batch",
-                "model_runner",
-                "capture_hidden_mode",
-                "return_hidden_states_before_norm",
-                "extend_position_info",
-                "spec_mrope_positions",
-                "kv_loc_plan",
-                "write_cols",
-            ),
-        ),
-        (
-            "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch",
-            "wrap",
-            ("batch", "vocab_size"),
-        ),
-        (
-            "sglang.srt.utils.auth:decide_request_auth",
-            "wrap",
-            ("method", "path", "authorization_header", "api_key", "admin_api_key", "auth_level"),
-        ),
-        (
-            "sglang.srt.utils.common:kill_process_tree",
-            "wrap",
-            ("parent_pid", "include_parent", "skip_pid", "wait_timeout"),
-        ),
+        fields("sglang.srt.layers.rotary_embedding.base:RotaryEmbedding", "is_neox_style head_size"),
+        attributes("sglang.srt.layers.rotary_embedding.rope_variant", "Llama3RotaryEmbedding"),
     ),
 )

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sglang_dspark.errors import UserError
+
 QK_NORM_ARCHITECTURES = ("Qwen3DSparkModel",)
 PLAIN_ARCHITECTURES = ("LlamaDSparkModel",)
 ARCHITECTURES = QK_NORM_ARCHITECTURES + PLAIN_ARCHITECTURES
@@ -18,7 +20,7 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn")
 _NESTED_KEYS = ("dspark_config", "dflash_config")
 
 
-class DraftCheckpointError(ValueError):
+class DraftCheckpointError(UserError):
     """A draft checkpoint that cannot be served; the message names the key, its value and what would be right."""
 
 

@@ -13,19 +13,10 @@ import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 
 from dspark_kernels.ragged import RaggedBatch
+from sglang_dspark.engine.hooks import AFTER, Hook
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-
-
-OVERLAP = "sglang.srt.managers.scheduler.Scheduler.is_disable_overlap_for_batch"
-
-
-def install() -> None:
-    """Register the hook; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(OVERLAP, _waits_for_output, HookType.AFTER)
 
 
 def _waits_for_output(disabled: bool, scheduler, batch, last_batch) -> bool:
@@ -131,3 +122,13 @@ def _allows(mask: torch.Tensor, row: int, token: int, grammar) -> bool:
     if mask.dtype == torch.bool:
         return not bool(mask[row, token])  # True means forbidden
     return bool((int(mask[row, token // 32]) >> (token % 32)) & 1)
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch",
+        AFTER,
+        _waits_for_output,
+        ("batch", "last_batch"),
+    ),
+)

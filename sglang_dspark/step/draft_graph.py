@@ -8,16 +8,20 @@ buffers too. Before the server is ready a replay is compared with the eager draf
 from __future__ import annotations
 
 import torch
-
 from dspark_kernels.draft import DrawnBlock, draft_block
 from dspark_kernels.requests import RequestTensors
+
 from dspark_kernels.types import AcceptRule
 from sglang_dspark.step.forward import CONTEXT, block_input, probe_rows, run_rows
 from sglang_dspark.step.head import BlockRun
 from sglang_dspark.step.types import Step
 
 LAW_BYTES = 1 << 30  # most memory for the laws of a captured block; larger batches draw eagerly from the graph's states
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # of the largest state, graph against eager
+TOLERANCE = {
+    torch.float32: 1e-4,
+    torch.bfloat16: 5e-2,
+    torch.float16: 1e-2,
+}  # of the largest state, graph against eager
 
 
 class DraftGraph:

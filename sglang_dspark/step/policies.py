@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
 from dspark_kernels.survival import best_tokens, calibrated_survival
+
 from dspark_kernels.windows import allocate_windows
 from dspark_scheduler import Plan, Planner, survival
 from sglang_dspark.learning.confidence import Calibration

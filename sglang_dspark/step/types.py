@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from dspark_kernels.requests import RequestTensors
 
 from dspark_kernels.ragged import RaggedBatch
 from dspark_kernels.random import draw_noise
-from dspark_kernels.requests import RequestTensors
 from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, SamplingRows, StepNoise
 from dspark_scheduler import Plan
 from sglang_dspark.learning.clock import StepTimes

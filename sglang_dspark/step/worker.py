@@ -16,7 +16,6 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
 from dspark_kernels.ragged import RaggedBatch
 from dspark_scheduler import Plan
-from sglang_dspark.engine.compatibility import require_compatible
 from sglang_dspark.learning.clock import StepTimes, clock_of
 from sglang_dspark.learning.meter import Meter
 from sglang_dspark.learning.report import LAG, Record, Reports
@@ -39,7 +38,6 @@ class DSparkWorker(BaseSpecWorker):
 
     def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
-        require_compatible(importing=True)
         self._server_args, self._target_worker = server_args, target_worker
         self.model_runner = target_worker.model_runner
         self.drafter = Drafter(server_args, gpu_id, nccl_port, target_worker)

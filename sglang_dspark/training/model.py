@@ -106,7 +106,7 @@ class Layer(nn.Module):
         return block + self.mlp(self.post_attention_layernorm(block))
 
 
-class DSparkDraft(nn.Module):
+class TrainableDraft(nn.Module):
     """A draft over a target's embedding [V, d] and lm_head [V, d], which are shared, frozen and not saved.
 
     ``raw`` is its whole config.json, flat or nested: the target's settings (RoPE among them) with the draft's over them.
@@ -227,7 +227,7 @@ def load_draft(
     embedding: torch.Tensor | None = None,
     lm_head: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
-) -> DSparkDraft:
+) -> TrainableDraft:
     """Load a DeepSpec-format folder.
 
     Args: embedding, lm_head [V, d]: the target's; None where the checkpoint carries its own ``embed_tokens.weight`` and
@@ -242,7 +242,7 @@ def load_draft(
     lm_head = state.pop("lm_head.weight", lm_head)
     if embedding is None or lm_head is None:
         raise ValueError(f"{folder} stores no embed_tokens/lm_head: give the target's")
-    draft = DSparkDraft(raw, embedding.to(dtype), lm_head.to(dtype))
+    draft = TrainableDraft(raw, embedding.to(dtype), lm_head.to(dtype))
     if draft.config.restricted and "draft_token_ids" in state:
         state["draft_token_ids"] = state["draft_token_ids"].long()
     try:

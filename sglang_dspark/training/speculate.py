@@ -28,7 +28,7 @@ from dspark_kernels import (
     sample_block,
 )
 from sglang_dspark.training.generate import Request
-from sglang_dspark.training.model import DSparkDraft
+from sglang_dspark.training.model import TrainableDraft
 from sglang_dspark.training.target import SlotView, Target
 
 
@@ -57,7 +57,7 @@ class Speculator:
     def __init__(
         self,
         target: Target,
-        draft: DSparkDraft,
+        draft: TrainableDraft,
         temperature: float,
         max_new: int,
         seed: int = 0,

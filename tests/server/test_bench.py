@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from sglang_dspark import cli
 from sglang_dspark.bench import receipt, traffic
 from sglang_dspark.bench.arms import CLEAN, ArmError, parse_arm
-from sglang_dspark.bench.bracket import Cell, Plan, Run, execute, gained, plan_to_dict, verdicts
+from sglang_dspark.bench.bracket import BenchPlan, Cell, Run, execute, gained, plan_to_dict, verdicts
 from sglang_dspark.bench.dflash import without_sequential_head
-from sglang_dspark.bench.server import Server, ServerError, offline, run_load
+from sglang_dspark.bench.server import Server, ServerError, run_load, without_hub
 from sglang_dspark.settings.config import DSparkConfig
 
 
-def plan(**changes) -> Plan:
+def plan(**changes) -> BenchPlan:
     fields = {
         "control": parse_arm("off"),
         "treatments": (parse_arm("compact"),),
@@ -33,7 +33,7 @@ def plan(**changes) -> Plan:
         "concurrencies": (2,),
         "requests": 4,
     }
-    return Plan(**(fields | changes))
+    return BenchPlan(**(fields | changes))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def asked(monkeypatch) -> list[str]:
 
 def test_a_run_asks_no_hub_for_the_tokenizer_by_the_served_name(dspark, tmp_path, monkeypatch, asked):
     traffic.save_rows([{"messages": [{"role": "user", "content": "hello"}]}], tmp_path / "chat.jsonl", 8)
-    monkeypatch.setattr("sglang_dspark.bench.server.offline", contextlib.nullcontext)  # the paths alone must do
+    monkeypatch.setattr("sglang_dspark.bench.server.without_hub", contextlib.nullcontext)  # the paths alone must do
     server = Server(dspark.url)
     assert server.tokenizer_path().is_dir()
     monkeypatch.setattr(Server, "model_name", lambda self: "nobody/served-under-this-name")
@@ -249,7 +249,7 @@ def test_a_tokenizer_that_is_not_here_is_refused_with_the_flag_and_without_a_net
 def test_what_the_generator_would_fetch_on_its_own_is_not_fetched(asked):
     from transformers import AutoTokenizer
 
-    with offline(), pytest.raises(OSError):
+    with without_hub(), pytest.raises(OSError):
         AutoTokenizer.from_pretrained("nobody/no-such-tokenizer")
     assert asked == []
 

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dspark_scheduler.plan import DraftShape
 
 from dspark_scheduler import Plan
+from dspark_scheduler.plan import DraftShape
 from sglang_dspark.learning.clock import HostClock, StepTimes
 from sglang_dspark.learning.history import SLOT_SECONDS, SLOTS, History
 from sglang_dspark.learning.meter import Meter

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sglang_dspark.training.generate import Generator, Request
-from sglang_dspark.training.model import DSparkDraft
+from sglang_dspark.training.model import TrainableDraft
 from sglang_dspark.training.speculate import Speculator
 from sglang_dspark.training.target import SlotView, Target
 from tests.training.drafts import random_draft
@@ -42,10 +42,10 @@ def target(tmp_path_factory) -> Target:
     return Target(folder, (0, 2), dtype=torch.float32)
 
 
-def draft_for(target: Target, **changes) -> DSparkDraft:
+def draft_for(target: Target, **changes) -> TrainableDraft:
     raw = dict(random_draft(7, "LlamaDSparkModel", **changes).raw, vocab_size=64)
     torch.manual_seed(3)
-    draft = DSparkDraft(raw, target.embedding, target.lm_head)
+    draft = TrainableDraft(raw, target.embedding, target.lm_head)
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.2)
