@@ -12,6 +12,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    from sglang_dspark import accelerator
     from sglang_dspark.cpu import accelerator_present, slots
     from sglang_dspark.engine import unsupported
     from sglang_dspark.engine.algorithm import DSparkLoadAware
@@ -24,6 +25,7 @@ def register() -> None:
 
     require_compatible()
     install_flag_hooks()
+    accelerator.install()
     SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
     HookRegistry.register(
         "sglang.srt.speculative.dflash_utils.parse_dflash_draft_config", _flatten_draft_config, HookType.BEFORE

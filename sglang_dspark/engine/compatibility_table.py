@@ -20,6 +20,37 @@ TABLE: tuple[SglangName, ...] = (
         ("sglang.srt.plugins.hook_registry:HookType.AFTER", "attribute"),
     ),
     *_rows(
+        "accelerator/",
+        ("sglang.srt.server_args:ServerArgs.resolve_once", "wrap", ()),
+        (
+            "sglang.srt.arg_groups.model_override_base:get_default_attn_backend",
+            "wrap",
+            ("server_args", "use_mla_backend", "model_config"),
+        ),
+        ("sglang.srt.runtime_context:get_platform", "call", ()),
+        (
+            "sglang.srt.layers.attention.triton_backend:TritonAttnBackend._update_target_verify_buffers",
+            "wrap",
+            ("plan", "bs", "seq_lens", "spec_info", "req_pool_indices"),
+        ),
+        (
+            "sglang.srt.layers.attention.triton_backend:TritonAttnBackend.init_forward_metadata",
+            "wrap",
+            ("forward_batch",),
+        ),
+        (
+            "sglang.srt.layers.attention.triton_backend:TritonAttnBackend.target_verify_num_tokens_per_req",
+            "field",
+        ),
+        ("sglang.srt.speculative.dflash_utils:_DFLASH_VERIFY_SKIP_CUSTOM_MASK_BACKENDS", "attribute"),
+        (
+            "sglang.srt.speculative.ragged_verify:RaggedVerifyLayout.padded_to_bucket",
+            "call",
+            ("padded_bs", "cap"),
+        ),
+        ("sglang.srt.speculative.ragged_verify:resolve_ragged_verify_layout", "call", ("forward_batch",)),
+    ),
+    *_rows(
         "commands/serve.py",
         ("sglang.srt.plugins:load_plugins", "call", ()),
         ("sglang.srt.server_args:prepare_server_args", "call", ("argv",)),

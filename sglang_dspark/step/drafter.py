@@ -123,7 +123,7 @@ class Drafter:
         # Past the context's end positions only repeat: what is drafted there can never be committed.
         positions = (step.prefix_lens.unsqueeze(1) + self._offsets[:length]).clamp_(max=self.last_position)
         host_lens = step.prefix_lens_host
-        if not self.on_cpu:  # the engine's backends count the rows into the host's lengths
+        if host_lens is not None and not self.on_cpu:  # the engine's backends count the rows into the host's lengths
             host_lens = host_lens + length
         forward = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
@@ -132,7 +132,7 @@ class Drafter:
             req_pool_indices=batch.req_pool_indices,
             seq_lens=step.prefix_lens,
             out_cache_loc=None,
-            seq_lens_sum=int(host_lens.sum()),
+            seq_lens_sum=None if host_lens is None else int(host_lens.sum()),
             seq_lens_cpu=host_lens,
             positions=positions.flatten(),
             spec_algorithm=batch.spec_algorithm,

@@ -37,16 +37,20 @@ def measure(drafter: Drafter, verifier: Verifier, *, seconds: float = 10.0, max_
     points = [(r, r + round(r * gamma * share)) for r in sizes for share in (0, 0.2, 0.5, 1)]
     points = sorted(set(points))
     started = time.perf_counter()
-    target = _quickest({p: (lambda p=p: run_target(verifier, *p)) for p in points}, started, 0.7 * seconds)
+
+    def quickest(probes: dict, share: float) -> dict:
+        """Ranks probe the same shapes equally often: the first one's clock says when the time is up."""
+        left = started + share * seconds
+        return _quickest(probes, lambda: drafter.ranks.goes_on(time.perf_counter() <= left))
+
+    target = quickest({p: (lambda p=p: run_target(verifier, *p)) for p in points}, 0.7)
     lengths = (1, gamma) if drafter.short_blocks and gamma > 1 else (gamma,)
     shapes = {
         r * length: (r, length) for length in lengths for r in sizes
     }  # of two shapes of equal rows the longer block
-    block = _quickest(
-        {n: (lambda s=shape: run_backbone(drafter, *s)) for n, shape in sorted(shapes.items())}, started, 0.85 * seconds
-    )
+    block = quickest({n: (lambda s=shape: run_backbone(drafter, *s)) for n, shape in sorted(shapes.items())}, 0.85)
     slots = sorted({(r, k) for r in sizes for k in {1, (gamma + 1) // 2, gamma}})
-    head = _quickest({p: (lambda p=p: run_head(drafter, *p)) for p in slots}, started, seconds)
+    head = quickest({p: (lambda p=p: run_head(drafter, *p)) for p in slots}, 1.0)
     model = fit(target, head, CONTEXT, verifier.tiers)
     logger.info(
         "measured the step's cost with %d probes in %.1f s",
@@ -85,17 +89,17 @@ def fit(
     )
 
 
-def _quickest(probes: dict, started: float, deadline: float) -> dict:
+def _quickest(probes: dict, goes_on: Callable[[], bool]) -> dict:
     """The quickest run of each probe or of any larger one: what else the machine does can only add to it.
 
-    Every probe runs once to warm up and once to be timed, and more rounds follow until the deadline. On a machine so
+    Every probe runs once to warm up and once to be timed, and more rounds follow while time is left. On a machine so
     busy that the first round does not end in time, the probes that are left out are the ones in between.
     """
     best: dict = {}
     order = sorted(probes, key=lambda key: _bits(list(probes).index(key), len(probes)))
     for round_number in range(8):
         for key in order:
-            if len(best) >= MIN_PROBES and time.perf_counter() - started > deadline:
+            if len(best) >= MIN_PROBES and not goes_on():
                 return lower_envelope(best)
             if round_number == 0:
                 probes[key]()  # the first call of a shape allocates and warms up

@@ -70,15 +70,23 @@ class Speculation:
             self.cost = ServerCost.from_dict(body, learn=False)
             return
         path = self.folder / "cost.json"
-        if keyword == "auto" and path.is_file():
-            try:
-                self.cost = ServerCost.from_dict(load_measurement(path, COST_KIND, self.fingerprint), learn=True)
-                return
-            except ValueError as error:
-                logger.warning("the step's cost is measured anew: %s", error)
-        body = measure(self.drafter, verifier, max_requests=max_requests)
+        # The first rank looks for the file and tells the others: on two nodes only one may have it.
+        body = self.drafter.ranks.json(self._cached_cost(path) if keyword == "auto" else None)
+        if body is None:
+            body = measure(self.drafter, verifier, max_requests=max_requests)
+            self._attempt(lambda: save_measurement(path, COST_KIND, self.fingerprint, body))
         self.cost = ServerCost.from_dict(body, learn=True)
-        self._attempt(lambda: save_measurement(path, COST_KIND, self.fingerprint, body))
+
+    def _cached_cost(self, path: Path) -> dict | None:
+        if not path.is_file():
+            return None
+        try:
+            body = load_measurement(path, COST_KIND, self.fingerprint)
+            ServerCost.from_dict(body, learn=True)  # a body that cannot be read is no cost either
+            return body
+        except ValueError as error:
+            logger.warning("the step's cost is measured anew: %s", error)
+            return None
 
     @property
     def windows(self) -> PlannedWindows | StaticWindows:

@@ -132,14 +132,17 @@ class Step:
     On the device: `anchors` int64 [R] are the last committed tokens, whose target KV is not stored yet; `prefix_lens`
     int64 [R] counts the tokens whose KV is, so it is also the anchor's position; `slots` int64 [R, gamma+1] are the
     KV slots of the anchor and the drafts. On the host: `low` and `high` int64 [R] bound each request's window (its
-    token limit included), `greedy` bool [R], `context` is the sum of the prefixes.
+    token limit included), `greedy` bool [R], `context` is the sum of the prefixes. `prefix_lens_host` is None where the
+    engine keeps no lengths on the host: with overlap, for backends that do not ask for them; `context` is then one
+    step old.
     """
 
     number: int
     roster: Roster
     anchors: torch.Tensor
     prefix_lens: torch.Tensor
-    prefix_lens_host: torch.Tensor
+    prefix_lens_host: torch.Tensor | None
+    context: int
     slots: torch.Tensor
     plan: KVLocPlan
     noise: StepNoise
@@ -178,6 +181,7 @@ class Step:
             batch.spec_info.bonus_tokens.view(-1),
             prefix,
             batch.seq_lens_cpu,
+            _context(batch),
             slots,
             plan,
             noise,
@@ -200,10 +204,6 @@ class Step:
     @property
     def ids(self) -> list[str]:
         return [state.rid for state in self.roster.states]
-
-    @property
-    def context(self) -> int:
-        return int(self.prefix_lens_host.sum())
 
 
 def empty_block(step: Step) -> BlockDraft:
@@ -231,6 +231,12 @@ def request_rules(states: list[RequestState], greedy: list[bool], rule: str, dev
         AcceptRule.GREEDY if g else AcceptRule.COUPLED if state.seeded else default for state, g in zip(states, greedy)
     ]
     return RequestRules.of(rules, device=device)
+
+
+def _context(batch: ScheduleBatch) -> int:
+    if batch.seq_lens_cpu is not None:
+        return int(batch.seq_lens_cpu.sum())
+    return sum(req.kv.kv_committed_len for req in batch.reqs)
 
 
 def _tokens_left(req: Req) -> int:

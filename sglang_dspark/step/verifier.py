@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,11 +14,14 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from dspark_kernels.ragged import RaggedBatch, next_tier
-from sglang_dspark.settings.config import ConfigError
+from sglang_dspark.accelerator.backends import check_backend
+from sglang_dspark.accelerator.defaults import capability
 from sglang_dspark.step.types import BlockVerifyInput, Step
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -37,8 +41,8 @@ class Verifier:
     """Runs the target over ragged batches.
 
     A plain CPU reads the rows of each request from our own verify input. On an accelerator the engine's layout object
-    carries them to its attention backends, and rows are padded to the tiers at which the engine captured its graphs.
-    The accelerator's half is tested with stand-ins only: it has not run on CUDA yet.
+    carries them to its attention backends, and rows are padded to the tiers at which the engine captured its graphs
+    (docs/accelerators.md says what of it was proved where).
     """
 
     def __init__(self, target_worker: TpModelWorker, gamma: int) -> None:
@@ -50,13 +54,19 @@ class Verifier:
     def capture_by_rows(self, server_args: ServerArgs) -> None:
         """Have the engine capture the target's graphs by rows instead of by requests, where its attention reads windows.
 
-        The engine has no flag for it: it reads this switch of its own once, when it captures. What it cannot combine
-        with such graphs keeps the graphs of whole blocks, and ragged rows run eagerly.
+        The engine has no flag for it: it reads this switch of its own once, when it captures. Where it cannot (a backend
+        that plans on the host, graphs that may not be padded) it keeps the graphs of whole blocks, and ragged rows run
+        eagerly.
         """
-        barred = (
-            server_args.enable_lora or server_args.enable_two_batch_overlap or server_args.disable_cuda_graph_padding
-        )
-        if not self.on_cpu and self.runner.attn_backend.supports_ragged_verify_graph and not barred:
+        if self.on_cpu:
+            return
+        if not self.runner.attn_backend.supports_ragged_verify_graph:
+            envs.SGLANG_RAGGED_VERIFY_MODE.set("static")
+            logger.warning(
+                "--attention-backend flashinfer verifies windows of different lengths without graphs, and waits for the "
+                "device three times per step; --attention-backend fa3 (sm80, 86, 89, 90) or dspark_triton do neither"
+            )
+        elif not server_args.disable_cuda_graph_padding:
             envs.SGLANG_RAGGED_VERIFY_MODE.set("compact")
 
     @property
@@ -66,19 +76,11 @@ class Verifier:
         return tuple(getattr(graphs, "capture_num_tokens", None) or ())
 
     def check_backend(self) -> None:
-        """Refuse an attention backend that would read every request as a whole block.
-
-        Every mode meets shorter ones: at a token limit, under a request's own bounds, while drafting rests.
-
-        Raises:
-            ConfigError: naming the backend and the fix.
+        """Raises:
+        ConfigError: an attention backend that would read every request as a whole block.
         """
-        backend = self.runner.attn_backend
-        if not self.on_cpu and not backend.supports_ragged_verify_graph:
-            raise ConfigError(
-                f"--attention-backend: {type(backend).__name__} does not read verify windows of different lengths; use "
-                "--attention-backend fa3, fa4 or trtllm_mha, or --verify-mode off for plain decoding"
-            )
+        if not self.on_cpu:
+            check_backend(self.runner.attn_backend, capability())
 
     def forward(self, batch, step: Step, ragged: RaggedBatch) -> TargetRows:
         """Run Σ(1+w) rows; the caller restores the batch's own fields (the engine isolates them)."""
@@ -91,6 +93,7 @@ class Verifier:
             draft_token=ids,
             positions=positions,
             draft_token_num=self.width,
+            num_tokens_per_req=self._width_of(rows),
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=step.plan,
             kv_loc_cols=window_index,
@@ -99,9 +102,11 @@ class Verifier:
         )
         batch.input_ids, batch.spec_info, batch.forward_mode = ids, verify, ForwardMode.TARGET_VERIFY
         batch.out_cache_loc = _padded(ragged.out_slots, padding)  # slot 0 is nobody's
-        if not self.on_cpu:  # the engine's backends count the rows into the host's lengths
-            batch.seq_lens_cpu = step.prefix_lens_host + torch.tensor(rows)
-            batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        if not self.on_cpu:  # the engine's backends count the rows into the host's lengths, where they have any
+            batch.seq_lens_cpu = batch.seq_lens_sum = None
+            if step.prefix_lens_host is not None:
+                batch.seq_lens_cpu = step.prefix_lens_host + torch.tensor(rows)
+                batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         forward = ForwardBatch.init_new(
             batch,
             self.runner,
@@ -118,12 +123,20 @@ class Verifier:
         output.next_token_logits = output.next_token_logits[: ragged.rows]
         return TargetRows(output, features[: ragged.rows], result.can_run_cuda_graph)
 
+    def _whole(self, rows: Sequence[int]) -> bool:
+        return all(n == self.width for n in rows)
+
+    def _width_of(self, rows: Sequence[int]) -> int:
+        """Rows per request, as the engine compares them with its graphs of whole blocks: ragged rows must not meet one,
+        so they name a longer width, which is an upper bound for whoever reads it."""
+        return self.width if self.on_cpu or self.tiers or self._whole(rows) else self.width + 1
+
     def layout(self, rows: Sequence[int]) -> RaggedVerifyLayout | None:
         """The engine's layout of `rows` per request, padded to the graph's tier that holds them.
 
         None where nobody reads it: on a plain CPU, and for whole blocks while graphs are captured by requests.
         """
-        if self.on_cpu or (not self.tiers and all(n == self.width for n in rows)):
+        if self.on_cpu or (not self.tiers and self._whole(rows)):
             return None
         most_requests = max(self.tiers, default=0) // self.width
         tiers = self.tiers if len(rows) <= most_requests else ()

@@ -14,6 +14,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
 from dspark_kernels.ragged import RaggedBatch
+from sglang_dspark.accelerator.device import describe_device
 from sglang_dspark.engine.compatibility import require_compatible
 from sglang_dspark.learning.meter import Meter
 from sglang_dspark.settings.flags import config_of
@@ -47,7 +48,7 @@ class DSparkWorker(BaseSpecWorker):
             self.model_runner.model_config,
             self.drafter.folder,
             self.gamma,
-            str(self.model_runner.device),
+            describe_device(self.model_runner.device),
             parallel.tp_size,
         )
         first = parallel.tp_rank == 0 and not parallel.dp_rank

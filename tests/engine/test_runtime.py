@@ -48,7 +48,10 @@ def measured(monkeypatch, tmp_path):
 
 def speculation(tmp_path, fingerprint=PRINT, **settings):
     config = SimpleNamespace(block_size=GAMMA, enable_confidence_head=True, has_hidden_confidence=True)
-    drafter = SimpleNamespace(gamma=GAMMA, folder=tmp_path, config=config, runner=SimpleNamespace(device="cpu"))
+    ranks = SimpleNamespace(json=lambda value: value)
+    drafter = SimpleNamespace(
+        gamma=GAMMA, folder=tmp_path, config=config, runner=SimpleNamespace(device="cpu"), ranks=ranks
+    )
     made = Speculation(DSparkConfig(**settings), drafter, fingerprint, learning=True)
     made.measure(None, 8)
     return made
