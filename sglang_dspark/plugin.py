@@ -17,6 +17,7 @@ def register() -> None:
     """
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    from sglang_dspark import accelerator
     from sglang_dspark.cpu import accelerator_present, slots
     from sglang_dspark.engine import hooks
     from sglang_dspark.engine.algorithm import DSparkLoadAware

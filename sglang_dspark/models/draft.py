@@ -196,14 +196,21 @@ class DSparkDraft(nn.Module):
             pool.set_kv_buffer(layer.self_attn.attn, KVWriteLoc(slots, physical=True), k, v)
 
     @torch.no_grad()
-    def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_) -> LogitsProcessorOutput:
-        """Block states [rows, d] after the final norm, as `hidden_states`."""
-        hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
-        residual = None
+    def forward(self, input_ids, positions, forward_batch) -> LogitsProcessorOutput:
+        """Block states [rows, d] after the final norm, as `hidden_states`.
+
+        It takes ids and nothing else: for a parameter `input_embeds` the engine would capture a graph that reads an
+        embedding buffer, which no step fills.
+        """
+        hidden, residual = self.forward_embed(input_ids), None
         for layer in self.layers:
             hidden, residual = layer(positions, hidden, residual, forward_batch)
         hidden, _ = self.norm(hidden, residual)
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+
+    def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The engine's own name for it: a model that has it is captured from ids."""
+        return self.embed_tokens(input_ids)
 
     def get_input_embeddings(self) -> nn.Module | None:
         return self.embed_tokens

@@ -20,6 +20,8 @@ from sglang_dspark.step.types import Step
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class TargetRows:
@@ -52,13 +54,19 @@ class Verifier:
     def capture_by_rows(self, server_args: ServerArgs) -> None:
         """Have the engine capture the target's graphs by rows instead of by requests, where its attention reads windows.
 
-        The engine has no flag for it: it reads this switch of its own once, when it captures. What it cannot combine
-        with such graphs keeps the graphs of whole blocks, and ragged rows run eagerly.
+        The engine has no flag for it: it reads this switch of its own once, when it captures. Where it cannot (a backend
+        that plans on the host, graphs that may not be padded) it keeps the graphs of whole blocks, and ragged rows run
+        eagerly.
         """
-        barred = (
-            server_args.enable_lora or server_args.enable_two_batch_overlap or server_args.disable_cuda_graph_padding
-        )
-        if not self.on_cpu and self.runner.attn_backend.supports_ragged_verify_graph and not barred:
+        if self.on_cpu:
+            return
+        if not self.runner.attn_backend.supports_ragged_verify_graph:
+            envs.SGLANG_RAGGED_VERIFY_MODE.set("static")
+            logger.warning(
+                "--attention-backend flashinfer verifies windows of different lengths without graphs, and waits for the "
+                "device three times per step; --attention-backend fa3 (sm80, 86, 89, 90) or dspark_triton do neither"
+            )
+        elif not server_args.disable_cuda_graph_padding:
             envs.SGLANG_RAGGED_VERIFY_MODE.set("compact")
 
     @property
@@ -68,19 +76,11 @@ class Verifier:
         return tuple(getattr(graphs, "capture_num_tokens", None) or ())
 
     def check_backend(self) -> None:
-        """Refuse an attention backend that would read every request as a whole block.
-
-        Every mode meets shorter ones: at a token limit, under a request's own bounds, while drafting rests.
-
-        Raises:
-            ConfigError: naming the backend and the fix.
+        """Raises:
+        ConfigError: an attention backend that would read every request as a whole block.
         """
-        backend = self.runner.attn_backend
-        if not self.on_cpu and not backend.supports_ragged_verify_graph:
-            raise ConfigError(
-                f"--attention-backend: {type(backend).__name__} does not read verify windows of different lengths; use "
-                "--attention-backend fa3, fa4 or trtllm_mha, or --verify-mode off for plain decoding"
-            )
+        if not self.on_cpu:
+            check_backend(self.runner.attn_backend, capability())
 
     def tier(self, plan: Plan) -> int | None:
         """Rows of the step's verification: an upper bound, padded to a captured tier; None on a plain CPU, which runs
@@ -103,6 +103,7 @@ class Verifier:
             draft_token=ragged.input_ids,
             positions=ragged.positions,
             draft_token_num=self.width,
+            num_tokens_per_req=self._width_of(rows),
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=step.plan,
             kv_loc_cols=in_block,

@@ -7,6 +7,7 @@ float32, so any of them moves the states by far more than the tolerance of 1e-4.
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -73,6 +74,21 @@ def test_the_engines_block_states_and_heads_are_those_of_the_plain_forward(engin
         embedded = model.markov_head.markov_w1(previous)[:, None] if draft.confidence_head_with_markov else None
         ours = model.confidence_head(states[:, :1], embedded)
         assert torch.allclose(ours[:, 0], golden.confidence_logits(states[:, 0], previous).float(), atol=1e-4)
+
+
+def test_every_draft_model_is_captured_from_ids():
+    """For a `forward` with `input_embeds` the engine captures a graph over a buffer that no step fills: every block is
+    then drafted from stale memory, and nobody is told."""
+    import inspect
+    import pkgutil
+
+    from sglang_dspark import models
+
+    modules = [module for _, module, _ in pkgutil.iter_modules(models.__path__, models.__name__ + ".")]
+    classes = [kind for name in modules for kind in getattr(importlib.import_module(name), "EntryClass", ())]
+    assert len(classes) >= 2
+    for kind in classes:
+        assert "input_embeds" not in inspect.signature(kind.forward).parameters and hasattr(kind, "forward_embed"), kind
 
 
 def test_an_engine_draft_that_loses_its_context_is_told_apart(engine, tmp_path):

@@ -37,8 +37,9 @@ def accelerated(tiers: tuple[int, ...] | None) -> Verifier:
     return made
 
 
-def test_a_backend_that_does_not_read_windows_is_refused_at_start():
+def test_a_backend_that_does_not_read_windows_is_refused_at_start(monkeypatch):
     """In every mode: a request's last block is shorter than a whole one."""
+    monkeypatch.setattr(module, "capability", lambda: (9, 0))
     with pytest.raises(ConfigError, match="--attention-backend fa3.*--verify-mode off"):
         verifier("cuda", reads_layout=False).check_backend()
 
@@ -56,23 +57,33 @@ def switch():
 
 
 @pytest.mark.parametrize(
-    ("device", "reads", "barred", "mode"),
+    ("device", "reads", "unpadded", "mode"),
     [
-        ("cuda", True, None, "compact"),
-        ("cuda", False, None, "static"),
-        ("cpu", True, None, "static"),
-        ("cuda", True, "enable_lora", "static"),
-        ("cuda", True, "enable_two_batch_overlap", "static"),
-        ("cuda", True, "disable_cuda_graph_padding", "static"),
+        ("cuda", True, False, "compact"),
+        ("cuda", False, False, "static"),
+        ("cpu", True, False, "static"),
+        ("cuda", True, True, "static"),
     ],
 )
-def test_graphs_are_captured_by_rows_where_the_attention_reads_windows_and_the_engine_can(
-    switch, device, reads, barred, mode
+def test_graphs_are_captured_by_rows_where_the_attention_reads_windows_and_graphs_may_be_padded(
+    switch, device, reads, unpadded, mode
 ):
-    """The engine raises for the barred combinations; without the switch its ragged rows never meet a graph."""
-    names = ("enable_lora", "enable_two_batch_overlap", "disable_cuda_graph_padding")
-    verifier(device, reads).capture_by_rows(SimpleNamespace(**{name: name == barred for name in names}))
+    """The engine raises for graphs without padding; without the switch its ragged rows never meet a graph."""
+    verifier(device, reads).capture_by_rows(SimpleNamespace(disable_cuda_graph_padding=unpadded))
     assert switch.get() == mode
+
+
+def test_a_backend_without_token_tiers_says_at_start_what_to_use(switch, caplog):
+    """Also where the operator had set the engine's own switch: its capture would raise in the engine's words."""
+    switch.set("compact")
+    verifier("cuda", reads_layout=False).capture_by_rows(SimpleNamespace(disable_cuda_graph_padding=False))
+    assert switch.get() == "static" and "dspark_triton" in caplog.text
+
+
+@pytest.mark.parametrize(("tiers", "rows", "width"), [((5, 10), [1, 3], 5), (None, [5, 5], 5), (None, [1, 3], 6)])
+def test_ragged_rows_never_meet_a_graph_of_whole_blocks(tiers, rows, width):
+    """The engine takes a graph by requests for any batch whose width is the captured one; the rows do not fit then."""
+    assert accelerated(tiers)._width_of(rows) == width
 
 
 @pytest.mark.parametrize(
