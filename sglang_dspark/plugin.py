@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sglang_dspark.engine.names import SglangName
+    from sglang_dspark.contract.names import SglangName
 
 
 def register() -> None:
@@ -18,13 +18,14 @@ def register() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_dspark import accelerator
+    from sglang_dspark.contract import hooks
+    from sglang_dspark.contract.compatibility import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
-    from sglang_dspark.engine import hooks
     from sglang_dspark.engine.algorithm import DSparkLoadAware
-    from sglang_dspark.engine.compatibility import require_compatible
     from sglang_dspark.settings.flags import ALGORITHM
 
     require_compatible(rows())
+    accelerator.offer_attention()
     SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
     for module in hooked_everywhere():
         hooks.register(module.HOOKS)
@@ -34,13 +35,14 @@ def register() -> None:
 
 def hooked_everywhere() -> tuple[ModuleType, ...]:
     """The modules whose hooks are in place on every device; of two hooks on one function the first runs inside."""
+    from sglang_dspark.accelerator import defaults
     from sglang_dspark.engine import arguments, unsupported
     from sglang_dspark.repairs import finish, logprobs, penalties, seeding, unread_keys, usage
     from sglang_dspark.serving import control, operation, routes
     from sglang_dspark.step import adjust
 
     repairs = (seeding, finish, logprobs, usage, penalties, unread_keys)
-    return (arguments, unsupported, *repairs, adjust, control, routes, operation)
+    return (arguments, defaults, unsupported, *repairs, adjust, control, routes, operation)
 
 
 def hooked_on_cpu() -> tuple[ModuleType, ...]:
@@ -53,7 +55,7 @@ def hooked_on_cpu() -> tuple[ModuleType, ...]:
 
 def rows() -> list[SglangName]:
     """Every row of the compatibility check: the table, and one of each hook."""
-    from sglang_dspark.engine.compatibility_table import TABLE
+    from sglang_dspark.contract.compatibility_table import TABLE
 
     modules = (*hooked_everywhere(), *hooked_on_cpu())
     return [*TABLE, *(hook.row for module in modules for hook in module.HOOKS)]
@@ -61,7 +63,7 @@ def rows() -> list[SglangName]:
 
 def _worker_class(server_args):
     """Asked for by a scheduler when it starts, when all that we use of SGLang is loaded or about to be."""
-    from sglang_dspark.engine.compatibility import require_compatible
+    from sglang_dspark.contract.compatibility import require_compatible
 
     require_compatible(rows(), importing=True)
     from sglang_dspark.step.worker import DSparkWorker

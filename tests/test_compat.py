@@ -15,10 +15,10 @@ import pytest
 from sglang.srt.plugins import load_plugins
 
 from sglang_dspark import plugin
-from sglang_dspark.engine import compatibility as compat
-from sglang_dspark.engine import hooks
-from sglang_dspark.engine.compatibility import CompatibilityError, check
-from sglang_dspark.engine.names import SglangName
+from sglang_dspark.contract import compatibility as compat
+from sglang_dspark.contract import hooks
+from sglang_dspark.contract.compatibility import CompatibilityError, check
+from sglang_dspark.contract.names import SglangName
 
 
 class Thing:

@@ -9,18 +9,15 @@ from __future__ import annotations
 RAGGED_TRITON = "dspark_triton"
 
 
-def install() -> None:
-    """Offer our attention backend for target and draft, and register our defaults; call it while plugins load."""
+def offer_attention() -> None:
+    """Offer our attention backend for target and draft; call it while plugins load."""
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
-
-    from sglang_dspark.accelerator import defaults
 
     for names in (choices.ATTENTION_BACKEND_CHOICES, choices.DRAFT_ATTENTION_BACKEND_CHOICES):
         if RAGGED_TRITON not in names:
             names.append(RAGGED_TRITON)
     register_attention_backend(RAGGED_TRITON)(_ragged_triton)
-    defaults.install()
 
 
 def _ragged_triton(runner):

@@ -11,23 +11,15 @@ from typing import TYPE_CHECKING
 from sglang_dspark.accelerator import RAGGED_TRITON
 from sglang_dspark.accelerator.backends import LARGEST_HEAD, check_choice, default_backend
 from sglang_dspark.accelerator.refusals import refuse_start
-from sglang_dspark.settings.flags import ALGORITHM, ATTRIBUTE, config_of
+from sglang_dspark.contract.hooks import AFTER, BEFORE, Hook
+from sglang_dspark.settings.flags import ATTRIBUTE, config_of, speculates
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
-RESOLVE = "sglang.srt.server_args.ServerArgs.resolve_once"
-DEFAULT_ATTENTION = "sglang.srt.arg_groups.model_override_base.get_default_attn_backend"
 # SGLang's own DSPARK has the same default: every request reserves two blocks of KV, and a step keeps probabilities of
 # every row (docs/accelerators.md has the arithmetic).
 MAX_RUNNING_REQUESTS = 48
-
-
-def install() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(RESOLVE, before_resolving, HookType.BEFORE)
-    HookRegistry.register(DEFAULT_ATTENTION, ragged_default, HookType.AFTER)
 
 
 def on_gpu() -> bool:
@@ -41,10 +33,6 @@ def capability() -> tuple[int, int]:
     from sglang.srt.runtime_context import get_platform
 
     return tuple(get_platform().device_capability) if get_platform().is_cuda else (0, 0)
-
-
-def speculates(server_args) -> bool:
-    return (server_args.speculative_algorithm or "").upper() == ALGORITHM
 
 
 def before_resolving(server_args: ServerArgs) -> None:
@@ -87,3 +75,14 @@ def handle_server_args(server_args, draft_head_size: int) -> None:
         server_args.speculative_draft_attention_backend = RAGGED_TRITON
     if server_args.max_running_requests is None:
         server_args.max_running_requests = MAX_RUNNING_REQUESTS
+
+
+HOOKS = (
+    Hook("sglang.srt.server_args:ServerArgs.resolve_once", BEFORE, before_resolving, ()),
+    Hook(
+        "sglang.srt.arg_groups.model_override_base:get_default_attn_backend",
+        AFTER,
+        ragged_default,
+        ("server_args", "use_mla_backend", "model_config"),
+    ),
+)

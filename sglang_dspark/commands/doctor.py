@@ -98,7 +98,7 @@ def device() -> Iterator[Finding]:
 
 def versions() -> Iterator[Finding]:
     from sglang_dspark import __version__
-    from sglang_dspark.engine.compatibility import EXPECTED_VERSION, installed_version
+    from sglang_dspark.contract.compatibility import EXPECTED_VERSION, installed_version
 
     found = installed_version()
     fix = f"made for {EXPECTED_VERSION}: pip install sglang=={EXPECTED_VERSION}" * (found != EXPECTED_VERSION)
@@ -116,7 +116,7 @@ def _version(name: str) -> str:
 
 def interface() -> Iterator[Finding]:
     """Every row of the compatibility check."""
-    from sglang_dspark.engine.compatibility import EXPECTED_VERSION, check
+    from sglang_dspark.contract.compatibility import EXPECTED_VERSION, check
     from sglang_dspark.plugin import rows
 
     expected = rows()

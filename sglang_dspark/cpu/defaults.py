@@ -3,9 +3,9 @@ refused with a sentence (see `refusals`)."""
 
 from __future__ import annotations
 
+from sglang_dspark.contract.hooks import BEFORE, Hook
 from sglang_dspark.cpu import ATTENTION_BACKEND, default_dtype
 from sglang_dspark.cpu.refusals import refuse_arguments, refuse_model, refuse_too_little_memory
-from sglang_dspark.engine.hooks import BEFORE, Hook
 
 # A pool that no laptop notices until it is used (its pages are mapped when they are written), enough for 32 chats of
 # 2000 tokens: 1.5 GB with the demo model. SGLang lowers it further where `mem_fraction_static` says so.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sglang_dspark.engine.hooks import REPLACE, Hook
+from sglang_dspark.contract.hooks import REPLACE, Hook
 
 
 def assign_slots(

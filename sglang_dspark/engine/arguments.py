@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from sglang_dspark.engine.hooks import AFTER, BEFORE, Hook
+from sglang_dspark.contract.hooks import AFTER, BEFORE, Hook
 from sglang_dspark.settings.config import ConfigError
 from sglang_dspark.settings.flags import add_flags, attach, config_of_namespace
 

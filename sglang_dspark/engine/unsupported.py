@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sglang_dspark.engine.hooks import BEFORE, Hook
+from sglang_dspark.contract.hooks import BEFORE, Hook
 from sglang_dspark.settings.config import ConfigError
 from sglang_dspark.settings.flags import speculates
 from sglang_dspark.settings.request import check_sampling_params

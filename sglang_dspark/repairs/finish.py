@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_dspark.engine.hooks import AROUND, Hook
+from sglang_dspark.contract.hooks import AROUND, Hook
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

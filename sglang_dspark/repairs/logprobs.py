@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_dspark.engine.hooks import AFTER, BEFORE, Hook
+from sglang_dspark.contract.hooks import AFTER, BEFORE, Hook
 
 ASKED, EXACT = "dspark_asked", "dspark_exact"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_dspark.engine.hooks import AFTER, Hook
+from sglang_dspark.contract.hooks import AFTER, Hook
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

@@ -22,7 +22,7 @@ import torch
 
 from dspark_kernels.gumbel import seeded_sample
 from dspark_kernels.types import SamplingRows
-from sglang_dspark.engine.hooks import AFTER, AROUND, BEFORE, Hook
+from sglang_dspark.contract.hooks import AFTER, AROUND, BEFORE, Hook
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

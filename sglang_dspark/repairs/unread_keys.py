@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Mapping
 
-from sglang_dspark.engine.hooks import AFTER, AROUND, Hook
+from sglang_dspark.contract.hooks import AFTER, AROUND, Hook
 from sglang_dspark.settings.request import KEY
 
 # What a key is called where a route does read it.

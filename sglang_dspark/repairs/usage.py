@@ -11,7 +11,7 @@ with one bonus token per verification and one token per prefill (1, and 1 more f
 
 from __future__ import annotations
 
-from sglang_dspark.engine.hooks import AFTER, Hook
+from sglang_dspark.contract.hooks import AFTER, Hook
 from sglang_dspark.settings.flags import speculates
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from sglang_dspark.engine.hooks import AFTER, AROUND, Hook
+from sglang_dspark.contract.hooks import AFTER, AROUND, Hook
 from sglang_dspark.settings.config import CHOICES, SWITCHABLE, ConfigError
 
 logger = logging.getLogger(__name__)

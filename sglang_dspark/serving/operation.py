@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from sglang_dspark.engine.hooks import BEFORE, Hook
+from sglang_dspark.contract.hooks import BEFORE, Hook
 
 
 def _before_loop(scheduler, *args, **kwargs) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_dspark.engine.hooks import AROUND, BEFORE, Hook
+from sglang_dspark.contract.hooks import AROUND, BEFORE, Hook
 from sglang_dspark.serving.control import encode
 from sglang_dspark.serving.operation import Draining
 from sglang_dspark.settings.config import ConfigError, DSparkConfig, check_draft

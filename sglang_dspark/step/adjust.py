@@ -13,7 +13,7 @@ import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 
 from dspark_kernels.ragged import RaggedBatch
-from sglang_dspark.engine.hooks import AFTER, Hook
+from sglang_dspark.contract.hooks import AFTER, Hook
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch

@@ -103,16 +103,15 @@ class _Timer:
         order = sorted(keys, key=lambda key: _coarse_first(keys.index(key), len(keys)))
         for round_number in range(ROUNDS):
             for key in order:
-                if len(best) >= MIN_PROBES and self._late(deadline):
+                if len(best) >= MIN_PROBES and not self._goes_on(deadline):
                     return lower_envelope(best)
                 if round_number == 0:
                     probes[key]()  # the first call of a shape allocates and warms up
                 best[key] = min(best.get(key, float("inf")), _timed(probes[key]))
         return lower_envelope(best)
 
-    def _late(self, deadline: float) -> bool:
-        """Whether the first rank's clock has passed the deadline."""
-        return bool(self.ranks.numbers(np.array([time.perf_counter() - self.started > deadline]))[0])
+    def _goes_on(self, deadline: float) -> bool:
+        return self.ranks.goes_on(time.perf_counter() - self.started <= deadline)
 
 
 def lower_envelope(seconds: dict) -> dict:

@@ -12,7 +12,7 @@ import platformdirs
 
 from dspark_scheduler import POLICIES as SCHEDULED
 from dspark_scheduler import AdditiveCostModel, Fingerprint, OnlineCostModel, Planner, Static
-from sglang_dspark.engine.compatibility import installed_version
+from sglang_dspark.contract.compatibility import installed_version
 from sglang_dspark.learning.confidence import Calibration, Recorder
 from sglang_dspark.settings.config import COST_KEYWORDS, DSparkConfig, check_draft
 from sglang_dspark.step.measure import measure
@@ -68,15 +68,24 @@ class Speculation:
             self.cost = AdditiveCostModel.load(self.started.cost_model, self.fingerprint)
             return
         path = self.folder / "cost.json"
-        if keyword == "auto" and path.is_file():
-            try:
-                self.cost = OnlineCostModel(AdditiveCostModel.load(path, self.fingerprint))
-                return
-            except (ValueError, OSError) as error:
-                logger.warning("the step's cost is measured anew: %s", error)
-        prior = measure(self.drafter, verifier, max_requests=max_requests)
+        # The first rank looks for the file and tells the others: on two nodes only one may have it.
+        found = self.drafter.ranks.json(self._cached_cost(path) if keyword == "auto" else None)
+        if found is None:
+            prior = measure(self.drafter, verifier, max_requests=max_requests)
+            self._attempt(lambda: prior.save(path, self.fingerprint))
+        else:
+            prior = AdditiveCostModel.from_dict(found)
         self.cost = OnlineCostModel(prior)
-        self._attempt(lambda: prior.save(path, self.fingerprint))
+
+    def _cached_cost(self, path: Path) -> dict | None:
+        """What an earlier start measured or learned, if it can be read."""
+        if not path.is_file():
+            return None
+        try:
+            return AdditiveCostModel.load(path, self.fingerprint).to_dict()
+        except (ValueError, OSError) as error:
+            logger.warning("the step's cost is measured anew: %s", error)
+            return None
 
     @property
     def policy(self) -> Policy:

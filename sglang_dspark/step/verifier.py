@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,15 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from dspark_kernels.ragged import RaggedBatch, next_tier
 from dspark_scheduler import Plan
-from sglang_dspark.settings.config import ConfigError
+from sglang_dspark.accelerator.backends import check_backend
+from sglang_dspark.accelerator.defaults import capability
 from sglang_dspark.step.forward import BlockVerifyInput
 from sglang_dspark.step.types import Step
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +80,8 @@ class Verifier:
         return tuple(getattr(graphs, "capture_num_tokens", None) or ())
 
     def check_backend(self) -> None:
-        """Raises:
-        ConfigError: an attention backend that would read every request as a whole block.
-        """
+        """Raises ConfigError for an attention backend that would read every request as a whole block: every mode meets
+        shorter ones, at a token limit, under a request's own bounds, while drafting rests."""
         if not self.on_cpu:
             check_backend(self.runner.attn_backend, capability())
 
@@ -99,24 +102,26 @@ class Verifier:
         Args: whole: every request has the rows of a whole block.
         """
         in_block = ragged.window_index(self.width)
+        # A plain CPU's attention, and one that plans on the host (flashinfer), need the numbers of rows here; the latter
+        # waits for them.
+        on_host = self.on_cpu or step.prefix_lens_host is not None
+        rows = (ragged.windows + 1).tolist() if on_host else []
         verify = BlockVerifyInput(
             draft_token=ragged.input_ids,
             positions=ragged.positions,
             draft_token_num=self.width,
-            num_tokens_per_req=self._width_of(rows),
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=step.plan,
             kv_loc_cols=in_block,
-            rows_per_request=(ragged.windows + 1).tolist() if self.on_cpu else [],
-            ragged_verify_layout=self.layout(ragged, whole=whole),
+            rows_per_request=rows,
+            ragged_verify_layout=self.layout(ragged, rows, whole=whole),
         )
-        if not (whole or self.tiers or self.on_cpu):
-            verify.num_tokens_per_req = 0  # graphs of whole blocks would take these rows for theirs
+        if not (whole or self.tiers or self.on_cpu):  # graphs of whole blocks would take these rows for theirs
+            verify.num_tokens_per_req = self.width + 1  # an upper bound for whoever else reads it
         batch.input_ids, batch.spec_info, batch.forward_mode = ragged.input_ids, verify, ForwardMode.TARGET_VERIFY
         batch.out_cache_loc = ragged.out_slots
-        if not self.on_cpu and step.prefix_lens_host is not None:
-            # A backend that plans on the host (flashinfer) counts the rows into its lengths: the one wait of a step.
-            batch.seq_lens_cpu = step.prefix_lens_host + 1 + ragged.windows.cpu()
+        if rows and not self.on_cpu:  # the engine's backends count the rows into the host's lengths
+            batch.seq_lens_cpu = step.prefix_lens_host + torch.tensor(rows)
             batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         forward = ForwardBatch.init_new(
             batch,
@@ -134,9 +139,13 @@ class Verifier:
         output.next_token_logits = output.next_token_logits[: ragged.rows]
         return TargetRows(output, features[: ragged.rows], result.can_run_cuda_graph)
 
-    def layout(self, ragged: RaggedBatch, *, whole: bool) -> RaggedVerifyLayout | None:
-        """The engine's layout of ragged rows. None where nobody reads it: on a plain CPU, and for whole blocks while graphs
-        are captured by requests."""
+    def layout(self, ragged: RaggedBatch, rows: list[int], *, whole: bool) -> RaggedVerifyLayout | None:
+        """The engine's layout of ragged rows, from the host's numbers where there are any. None where nobody reads it: on a
+        plain CPU, and for whole blocks while graphs are captured by requests."""
         if self.on_cpu or (whole and not self.tiers):
             return None
+        if rows:
+            return RaggedVerifyLayout.from_verify_lens(
+                verify_lens_cpu=rows, device=ragged.windows.device, grid=[ragged.rows]
+            )
         return RaggedVerifyLayout.from_verify_lens_device(verify_lens=ragged.windows + 1, graph_num_tokens=ragged.rows)

@@ -16,6 +16,7 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
 from dspark_kernels.ragged import RaggedBatch
 from dspark_scheduler import Plan
+from sglang_dspark.accelerator.device import describe_device
 from sglang_dspark.learning.clock import StepTimes, clock_of
 from sglang_dspark.learning.meter import Meter
 from sglang_dspark.learning.report import LAG, Record, Reports
@@ -47,7 +48,7 @@ class DSparkWorker(BaseSpecWorker):
         parallel = get_parallel()
         device = torch.device(self.model_runner.device)
         fingerprint = fingerprint_of(
-            self.model_runner.model_config, self.drafter.folder, self.gamma, str(device), parallel.tp_size
+            self.model_runner.model_config, self.drafter.folder, self.gamma, describe_device(device), parallel.tp_size
         )
         first = parallel.tp_rank == 0 and not parallel.dp_rank
         self.speculation = Speculation(config_of(server_args), self.drafter, fingerprint, learning=first)

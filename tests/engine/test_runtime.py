@@ -42,8 +42,9 @@ def measured(monkeypatch, tmp_path):
 
 def speculation(tmp_path, fingerprint=PRINT, **settings):
     config = SimpleNamespace(block_size=GAMMA, enable_confidence_head=True, has_hidden_confidence=True)
+    ranks = SimpleNamespace(json=lambda value: value)
     drafter = SimpleNamespace(
-        gamma=GAMMA, folder=tmp_path, config=config, head=None, short_blocks=True, on_cpu=True, graph=None
+        ranks=ranks, gamma=GAMMA, folder=tmp_path, config=config, head=None, short_blocks=True, on_cpu=True, graph=None
     )
     made = Speculation(DSparkConfig(**settings), drafter, fingerprint, learning=True)
     made.measure(None, 8)

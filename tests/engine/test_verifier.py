@@ -105,13 +105,13 @@ def test_rows_are_padded_to_the_tier_that_holds_them(tiers, windows, padded):
 
 def test_whole_blocks_meet_the_engines_graphs_by_requests_where_there_are_no_others():
     ragged = SimpleNamespace(windows=torch.tensor([4, 4]), rows=10)
-    assert accelerated(None).layout(ragged, whole=True) is None
-    assert accelerated(None).layout(ragged, whole=False).verify_lens.tolist() == [5, 5]
+    assert accelerated(None).layout(ragged, [], whole=True) is None
+    assert accelerated(None).layout(ragged, [], whole=False).verify_lens.tolist() == [5, 5]
 
 
 def test_on_a_cpu_nobody_reads_the_layout():
     ragged = SimpleNamespace(windows=torch.tensor([0, 2]), rows=4)
-    assert verifier("cpu", True).layout(ragged, whole=False) is None
+    assert verifier("cpu", True).layout(ragged, [], whole=False) is None
     assert verifier("cpu", True).tier(Plan(2, 0.0, 0.0, GAMMA, np.zeros(2, int), np.full(2, GAMMA))) is None
 
 

@@ -19,7 +19,7 @@ import signal
 import sys
 from multiprocessing import context, forkserver
 
-from sglang_dspark.engine.hooks import AFTER, BEFORE, Hook, register
+from sglang_dspark.contract.hooks import AFTER, BEFORE, Hook, register
 
 logger = logging.getLogger(__name__)
 START_METHOD = "dspark_forkserver"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
+from sglang_dspark.contract.hooks import register
 from sglang_dspark.cpu import ATTENTION_BACKEND, defaults
 from sglang_dspark.cpu.processes import forkserver
-from sglang_dspark.engine.hooks import register
 
 
 def prepare_process() -> None:

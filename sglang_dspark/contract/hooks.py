@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from sglang_dspark.engine.names import SglangName
+from sglang_dspark.contract.names import SglangName
 
 BEFORE, AFTER, AROUND, REPLACE = "BEFORE", "AFTER", "AROUND", "REPLACE"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_dspark.engine.names import SglangName, attributes, calls, fields, overrides, used_by
+from sglang_dspark.contract.names import SglangName, attributes, calls, fields, overrides, used_by
 
 TABLE: tuple[SglangName, ...] = (
     *used_by(
@@ -10,9 +10,25 @@ TABLE: tuple[SglangName, ...] = (
         fields("sglang.srt.server_args:ServerArgs", "speculative_algorithm speculative_draft_model_path"),
     ),
     *used_by(
-        "engine/hooks.py",
+        "contract/hooks.py",
         calls("sglang.srt.plugins.hook_registry", "HookRegistry.register(target, hook, hook_type)"),
         attributes("sglang.srt.plugins.hook_registry:HookType", "BEFORE AFTER AROUND REPLACE"),
+    ),
+    *used_by(
+        "accelerator/",
+        calls("sglang.srt.runtime_context", "get_platform()"),
+        overrides(
+            "sglang.srt.layers.attention.triton_backend",
+            "TritonAttnBackend._update_target_verify_buffers(plan, bs, seq_lens, spec_info, req_pool_indices)",
+            "TritonAttnBackend.init_forward_metadata(forward_batch)",
+        ),
+        fields("sglang.srt.layers.attention.triton_backend:TritonAttnBackend", "target_verify_num_tokens_per_req"),
+        attributes("sglang.srt.speculative.dflash_utils", "_DFLASH_VERIFY_SKIP_CUSTOM_MASK_BACKENDS"),
+        calls(
+            "sglang.srt.speculative.ragged_verify",
+            "RaggedVerifyLayout.padded_to_bucket(padded_bs, cap)",
+            "resolve_ragged_verify_layout(forward_batch)",
+        ),
     ),
     *used_by(
         "commands/serve.py",

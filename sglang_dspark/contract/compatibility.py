@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections.abc import Iterable
 
-from sglang_dspark.engine.names import SglangName
+from sglang_dspark.contract.names import SglangName
 
 EXPECTED_VERSION = "0.5.23"
 
