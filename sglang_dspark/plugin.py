@@ -16,6 +16,7 @@ def register() -> None:
     from sglang_dspark.engine import unsupported
     from sglang_dspark.engine.algorithm import DSparkLoadAware
     from sglang_dspark.engine.compatibility import require_compatible
+    from sglang_dspark.models import gemma4_config
     from sglang_dspark.repairs import finish, logprobs, penalties, seeding, unread_keys, usage
     from sglang_dspark.serving import control, operation, routes
     from sglang_dspark.settings.flags import ALGORITHM, install_flag_hooks
@@ -31,6 +32,7 @@ def register() -> None:
     HookRegistry.register(
         "sglang.srt.sampling.sampling_params.SamplingParams.verify", check_sampling_params, HookType.BEFORE
     )
+    gemma4_config.install()
     seeding.install()
     adjust.install()
     finish.install()
