@@ -37,12 +37,13 @@ def hooked_everywhere() -> tuple[ModuleType, ...]:
     """The modules whose hooks are in place on every device; of two hooks on one function the first runs inside."""
     from sglang_dspark.accelerator import defaults
     from sglang_dspark.engine import arguments, unsupported
+    from sglang_dspark.models import gemma4_config
     from sglang_dspark.repairs import finish, logprobs, penalties, seeding, unread_keys, usage
     from sglang_dspark.serving import control, operation, routes
     from sglang_dspark.step import adjust
 
     repairs = (seeding, finish, logprobs, usage, penalties, unread_keys)
-    return (arguments, defaults, unsupported, *repairs, adjust, control, routes, operation)
+    return (arguments, defaults, gemma4_config, unsupported, *repairs, adjust, control, routes, operation)
 
 
 def hooked_on_cpu() -> tuple[ModuleType, ...]:
