@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.server.live import Server, plugin_path, start
+from sglang_dspark.bench.local import LocalServer, plugin_path, start
 
 KEEP_OVERLAP = """
 def register():
@@ -38,7 +38,7 @@ PROMPTS = 8
 THINGS = ("lighthouse", "library", "compiler", "bicycle", "treaty", "thermometer", "lullaby", "budget")
 
 
-def tokens_per_second(server: Server, requests: int, tokens: int, mode: str) -> float:
+def tokens_per_second(server: LocalServer, requests: int, tokens: int, mode: str) -> float:
     """Of `requests` greedy answers that decode together; the better of two. Every server and mode gets the same prompts, whose
     texts, and so accepted lengths, are the same; one prompt alone would say how repetitive its own answer is."""
     server.configure(verify_mode=mode)
@@ -61,7 +61,7 @@ def tokens_per_second(server: Server, requests: int, tokens: int, mode: str) -> 
 def arm(overlap: bool, concurrency: list[int], tokens: int) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         environment = plugin_path(Path(folder), "keep_overlap", KEEP_OVERLAP) if overlap else None
-        server = start(Path(folder) / "log", "--log-level", "error", environment=environment, common=())
+        server = start(Path(folder) / "log", "--log-level", "error", environment=environment)
         try:
             if server.get("/server_info")["disable_overlap_schedule"] == overlap:
                 raise SystemExit("the server did not take the overlap setting")

@@ -22,12 +22,12 @@ import time
 from pathlib import Path
 
 from sglang_dspark.bench.bracket import gained
-from tests.server.live import Server, start
+from sglang_dspark.bench.local import LocalServer, start
 
 CONTEXT = "Write a long story about a lighthouse keeper and the sea."
 
 
-def window(server: Server, requests: int, tokens: int, temperature: float) -> tuple[dict, dict]:
+def window(server: LocalServer, requests: int, tokens: int, temperature: float) -> tuple[dict, dict]:
     """The status after all `requests` answers decode together, and again before the first of them ends."""
     prompts = [f"{CONTEXT} Variant {i}, {time.time()}." for i in range(requests)]
     sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": temperature}
@@ -48,7 +48,7 @@ def window(server: Server, requests: int, tokens: int, temperature: float) -> tu
     return first, last
 
 
-def measure(server: Server, requests: int, tokens: int, temperature: float, **mode) -> dict:
+def measure(server: LocalServer, requests: int, tokens: int, temperature: float, **mode) -> dict:
     """Milliseconds a step of one mode, in parts, and the accepted length."""
     server.configure(**mode)
     first, last = window(server, requests, tokens, temperature)
@@ -57,7 +57,7 @@ def measure(server: Server, requests: int, tokens: int, temperature: float, **mo
     return {**figures, "backbone_ms": backbone, "head_ms": figures["draft_ms"] - backbone}
 
 
-def row(server: Server, requests: int, tokens: int, temperature: float) -> dict:
+def row(server: LocalServer, requests: int, tokens: int, temperature: float) -> dict:
     """One number of requests: plain, static, plain."""
     plain = {"verify_mode": "off"}
     before = measure(server, requests, tokens, temperature, **plain)
@@ -107,14 +107,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         server = start(
-            Path(folder) / "log",
-            "--verify-mode",
-            "static",
-            "--max-running-requests",
-            "32",
-            "--log-level",
-            "error",
-            common=(),
+            Path(folder) / "log", *("--verify-mode", "static", "--max-running-requests", "32", "--log-level", "error")
         )
         try:
             rows = [row(server, int(r), options.tokens, options.temperature) for r in options.requests.split(",")]

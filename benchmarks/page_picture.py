@@ -22,8 +22,8 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from sglang_dspark.bench.local import LocalServer, start
 from sglang_dspark.bench.traffic import traffic
-from tests.server.live import Server, start
 
 CLIENTS = (1, 2, 4, 8, 16)
 CLASSES = ("chat", "prose", "code", "math")
@@ -33,7 +33,7 @@ WIDTH, HEIGHT = 1100, 1400
 class Load:
     """Clients that ask one question after another; `wanted` of them at a time."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: LocalServer) -> None:
         rows = traffic(list(CLASSES), 40, 3, 0.8)
         self.rows = itertools.cycle(itertools.chain.from_iterable(zip(*rows.values())))
         self.server, self.wanted, self.answered = server, 0, 0
@@ -96,9 +96,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images/page.png"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = start(
-            Path(folder) / "server.log", "--max-running-requests", "32", "--log-level", "error", common=(), timeout=600
-        )
+        server = start(Path(folder) / "server.log", "--max-running-requests", "32", "--log-level", "error", timeout=600)
         load = None
         try:
             load = Load(server)

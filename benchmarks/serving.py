@@ -33,11 +33,11 @@ from benchmarks.sweep import Results, Slot, Sweep
 from benchmarks.sweep_report import markdown
 from sglang_dspark.bench.arms import parse_arm
 from sglang_dspark.bench.bracket import run_arm
+from sglang_dspark.bench.local import start
 from sglang_dspark.bench.receipt import machine
 from sglang_dspark.bench.server import Server
 from sglang_dspark.bench.traffic import save_rows
 from sglang_dspark.prompts.sources import package_prompts
-from tests.server.live import start
 
 GAMMA = 5
 SCHEDULE = "schedule=[[1,3,5],[4,7,2],[8,64,1]]"
@@ -213,7 +213,7 @@ def measure_all(options: argparse.Namespace, results: Results, own: dict[str, li
     with tempfile.TemporaryDirectory(prefix="dspark-sweep-") as folder:
         try:
             for name, given in {"dspark": [], **own}.items():
-                servers.append(start(Path(folder) / f"{name}.log", *given, *COMMON, *options.server, common=()))
+                servers.append(start(Path(folder) / f"{name}.log", *given, *COMMON, *options.server))
             where = {name: f"{name}@{server.url}" for name, server in zip(own, servers[1:])}
             bench = Bench(results.sweep, Server(servers[0].url), where, Path(folder))
             results.serve(bench.server.describe(), bench.server.status()[0]["fingerprint"])

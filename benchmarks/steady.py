@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.serving import COMMON, Prompts
 from sglang_dspark.bench.arms import parse_arm
+from sglang_dspark.bench.local import start
 from sglang_dspark.bench.receipt import machine
 from sglang_dspark.bench.server import Server
 from sglang_dspark.bench.traffic import answer_tokens
-from tests.server.live import start
 
 ARMS = ("static-1", "static-2", "static-3", "compact+causal", "compact+lagged", "compact+ahead")
 CONTROL = "control"
@@ -264,7 +264,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(
             *(
-                start(Path(folder) / name, *COMMON, "--served-model-name", "demo", *more, common=())
+                start(Path(folder) / name, *COMMON, "--served-model-name", "demo", *more)
                 for name, more in (("control", ("--verify-mode", "off")), ("ours", ()))
             )
         )

@@ -47,6 +47,6 @@ HOOKS = (
         "sglang.srt.utils.hf_transformers.config:HfModelConfigParser.parse",
         AROUND,
         _parse,
-        ("model", "trust_remote_code", "revision", "model_override_args"),
+        ("model", "trust_remote_code", "revision", "kwargs"),
     ),
 )

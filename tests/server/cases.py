@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import dill
-from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor, DisallowedTokensLogitsProcessor
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from tests.engine.tiny import EOS_ID, PROMPTS
 from tests.server.compare import Case
+from tests.server.processors import Counting, Overwriting, by_value
 
 SCHEMA = {
     "type": "object",
@@ -19,45 +19,12 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}
 OTHER_TOOL = {"type": "function", "function": {"name": "sub", "parameters": SCHEMA}}
 EBNF = 'root ::= "a" rest\nrest ::= [b-d] rest | "." '
-TAG = json.dumps(
-    {
-        "type": "structural_tag",
-        "structures": [
-            {
-                "begin": "<f>",
-                "schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
-                "end": "</f>",
-            }
-        ],
-        "triggers": ["<f>"],
-    }
-)
-
-
-def by_value(processor: type) -> str:
-    """Serialise a processor of this file so that a server which cannot import it can run it."""
-    processor.__module__ = processor.__call__.__module__ = "__main__"
-    return json.dumps({"callable": dill.dumps(processor, recurse=True).hex()})
-
-
-class Counting(CustomLogitProcessor):
-    """Allows only tokens that depend on how many were emitted: state that a block cannot see."""
-
-    def __call__(self, logits, custom_param_list=None):
-        for row, params in enumerate(custom_param_list):
-            shift = len(params["__req__"].output_ids)
-            logits[row, (7 + 3 * shift) % 400 :: 11] += 30.0
-        return logits
-
-
-class Overwriting(CustomLogitProcessor):
-    """Has the last word: whatever penalties, grammar and bias said, one token remains."""
-
-    def __call__(self, logits, custom_param_list=None):
-        for row, params in enumerate(custom_param_list):
-            logits[row] = -100.0
-            logits[row, params["token"]] = 100.0
-        return logits
+TAGGED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": TAGGED, "end": "</f>"}],
+    "triggers": ["<f>"],
+}
 
 
 def generate(name: str, prompt: int = 0, length: int = 24, extra: dict | None = None, **sampling) -> Case:
@@ -173,8 +140,8 @@ GRAMMARS = [
     sampled("regex-sampled", 6, regex=r"[A-Z][a-z]{2,12}!"),
     generate("ebnf", 7, ebnf=EBNF),
     sampled("ebnf-sampled", 8, ebnf=EBNF),
-    generate("structural-tag", 9, 30, structural_tag=TAG),
-    sampled("structural-tag-sampled", 10, max_new_tokens=40, structural_tag=TAG, logit_bias={"32": 3.0}),
+    generate("structural-tag", 9, 30, structural_tag=json.dumps(TAG)),
+    sampled("structural-tag-sampled", 10, max_new_tokens=40, structural_tag=json.dumps(TAG), logit_bias={"32": 3.0}),
     generate("grammar-penalty-bias", 11, 40, regex=r"[a-z]{20}", frequency_penalty=1.0, logit_bias=BIAS),
     generate("grammar-stop", 12, 40, regex=r"[a-z]{30}", stop=["e", "th"]),
     generate("grammar-logprobs", 13, 30, extra=LOGPROBS, regex=r"[a-z]{5,20}"),

@@ -1,25 +1,12 @@
-"""One server with a draft and one without, shared by all server tests of a session."""
+"""The servers that tests share: one with a draft, one without, one that is watched."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.engine.tiny import tiny_target
-from tests.engine.tiny_draft import soften_layers, tiny_draft
 from tests.server.live import start
 
 OFFERED = ("--enable-custom-logit-processor", "--enable-cache-report")
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory):
-    """(target, draft): a tiny Llama and a draft that agrees with it often, whose confidences both exist."""
-    folder = tmp_path_factory.mktemp("pair")
-    target = soften_layers(tiny_target(folder / "target"))
-    draft = tiny_draft(
-        folder / "draft", target, agreeing=True, architecture="LlamaDSparkModel", enable_hidden_confidence_head=True
-    )
-    return target, draft
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +30,31 @@ def plain(pair, tmp_path_factory):
     """The control: plain decoding on the same platform, no draft loaded."""
     server = start(
         tmp_path_factory.mktemp("logs") / "plain.log", "--model-path", str(pair[0]), "--verify-mode", "off", *OFFERED
+    )
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def state(tmp_path_factory):
+    """The cache folder of `watched`."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def watched(pair, state, tmp_path_factory):
+    """A server with metrics, an admin key and a cache of its own; the last test of test_status_and_metrics ends it."""
+    target, draft = pair
+    server = start(
+        tmp_path_factory.mktemp("logs") / "watched.log",
+        "--model-path",
+        str(target),
+        "--speculative-draft-model-path",
+        str(draft),
+        "--enable-metrics",
+        "--admin-api-key",
+        "the-admin-key",
+        environment={"XDG_CACHE_HOME": str(state)},
     )
     yield server
     server.stop()

@@ -66,18 +66,9 @@ def test_a_refused_switch_changes_no_replica(replicas):
     assert [rank["config"] for rank in ranks(replicas)] == before
 
 
-def test_replicas_end_without_an_error(pair, tmp_path):
-    target, draft = pair
-    server = start(
-        tmp_path / "dp.log",
-        "--model-path",
-        str(target),
-        "--speculative-draft-model-path",
-        str(draft),
-        "--dp",
-        str(COUNT),
-    )
-    server.generate(PROMPTS[:4], temperature=0, max_new_tokens=8)
-    server.stop()
+def test_replicas_end_without_an_error(replicas):
+    """The last test of this file: it ends the server, whose replicas save what they learned at the same moment."""
+    replicas.generate(PROMPTS[:4], temperature=0, max_new_tokens=8)
+    replicas.stop()
     for fault in ("Scheduler hit an exception", "could not be saved", ".partial"):
-        assert fault not in server.log.read_text()
+        assert fault not in replicas.log.read_text()

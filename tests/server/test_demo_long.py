@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.server.live import start
+from sglang_dspark.bench.local import start
 
 pytestmark = pytest.mark.long
 
@@ -53,8 +53,8 @@ TOKENS = 96
 def servers(request, tmp_path_factory):
     logs = tmp_path_factory.mktemp("demo")
     common = ("--dtype", request.param, "--log-level", "warning", "--max-total-tokens", "16384")
-    plain = start(logs / "plain.log", "--verify-mode", "off", *common, common=())
-    dspark = start(logs / "dspark.log", *common, common=())
+    plain = start(logs / "plain.log", "--verify-mode", "off", *common)
+    dspark = start(logs / "dspark.log", *common)
     yield request.param, plain, dspark
     plain.stop()
     dspark.stop()

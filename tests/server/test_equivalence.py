@@ -16,38 +16,8 @@ import pytest
 from tests.engine.tiny import PROMPTS
 from tests.server.cases import CASES, LOGPROBS, generate, sampled
 from tests.server.compare import Case, answers, ask, differences
+from tests.server.modes import MODES
 
-MODES = {
-    "static": {
-        "verify_mode": "static",
-        "min_window": 0,
-        "max_window": None,
-        "window_policy": None,
-        "accept_rule": "block",
-    },
-    "static-token": {"verify_mode": "static", "min_window": 0, "max_window": None, "accept_rule": "token"},
-    "compact": {
-        "verify_mode": "compact",
-        "min_window": 1,
-        "max_window": None,
-        "window_policy": "causal",
-        "accept_rule": "block",
-    },
-    "ahead": {
-        "verify_mode": "compact",
-        "min_window": 1,
-        "max_window": 3,
-        "window_policy": "ahead",
-        "accept_rule": "coupled",
-    },
-    "cap-accept": {
-        "verify_mode": "cap-accept",
-        "min_window": 1,
-        "max_window": None,
-        "window_policy": "causal",
-        "accept_rule": "block",
-    },
-}
 CONTEXT = 2048
 GAMMA = 4
 

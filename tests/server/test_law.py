@@ -22,6 +22,8 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
+from tests.server.modes import CAP_ACCEPT, CAUSAL, COMPACT, STATIC
+
 LENGTH = 4
 SAMPLES = 4000
 BATCH = 250
@@ -30,21 +32,14 @@ LIMIT = 1e-6
 PROMPT = [60, 200, 310, 77, 140, 333, 91]
 SETTINGS = {"filtered": {"temperature": 1.5, "top_k": 4}, "cold": {"temperature": 0.5}}
 WINDOWS = [{"min_window": 1}, {"max_window": 1}, {"min_window": 2}, {"min_window": 3}, {}, {"max_window": 2}]
-STATIC = {"verify_mode": "static", "min_window": 0, "max_window": None, "window_policy": None}
-COMPACT = {"verify_mode": "compact", "min_window": 1, "max_window": None}
-ARMS = {
-    **{f"static-{rule}": {**STATIC, "accept_rule": rule} for rule in ("token", "block", "coupled")},
-    **{
-        f"causal-{rule}": {**COMPACT, "window_policy": "causal", "accept_rule": rule}
-        for rule in ("token", "block", "coupled")
-    },
-    "lagged-block": {**COMPACT, "window_policy": "lagged", "accept_rule": "block"},
-    "lagged-token": {**COMPACT, "window_policy": "lagged", "accept_rule": "token"},
-    "ahead-block": {**COMPACT, "window_policy": "ahead", "accept_rule": "block"},
-    "ahead-token": {**COMPACT, "window_policy": "ahead", "accept_rule": "token"},
-    "cap-accept-block": {**COMPACT, "verify_mode": "cap-accept", "window_policy": "causal", "accept_rule": "block"},
-    "cap-accept-token": {**COMPACT, "verify_mode": "cap-accept", "window_policy": "causal", "accept_rule": "token"},
+WAYS = {
+    "static": (STATIC, ("token", "block", "coupled")),
+    "causal": (CAUSAL, ("token", "block", "coupled")),
+    "lagged": ({**COMPACT, "window_policy": "lagged"}, ("block", "token")),
+    "ahead": ({**COMPACT, "window_policy": "ahead"}, ("block", "token")),
+    "cap-accept": (CAP_ACCEPT, ("block", "token")),
 }
+ARMS = {f"{name}-{rule}": {**way, "accept_rule": rule} for name, (way, rules) in WAYS.items() for rule in rules}
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.engine.tiny import PROMPTS
+from tests.server.modes import EVERY_POLICY
 
-MODES = [
-    {"verify_mode": "static", "min_window": 0, "max_window": None},
-    *(
-        {"verify_mode": mode, "window_policy": policy, "min_window": 1, "max_window": None}
-        for mode in ("compact", "cap-accept")
-        for policy in ("causal", "lagged", "ahead")
-    ),
-    {"verify_mode": "compact", "window_policy": "causal", "min_window": 1, "max_window": 2},
-    {"verify_mode": "off", "min_window": 0, "max_window": None, "window_policy": None},
-]
-IDS = ["-".join(str(v) for v in mode.values()) for mode in MODES]
 CASES = (PROMPTS * 7)[:20]
 
 
@@ -37,12 +27,7 @@ def greedy(plain):
     return answers(plain, temperature=0)
 
 
-@pytest.fixture(scope="module")
-def seeded(plain):
-    return answers(plain, temperature=1, sampling_seed=11)
-
-
-@pytest.mark.parametrize("mode", MODES, ids=IDS)
+@pytest.mark.parametrize("mode", EVERY_POLICY.values(), ids=EVERY_POLICY)
 def test_greedy_text_is_plain_decodings_in_every_mode_at_concurrency(dspark, greedy, mode):
     dspark.configure(**mode)
     before = dspark.get("/dspark/status")["ranks"][0]["tokens"]
@@ -52,7 +37,7 @@ def test_greedy_text_is_plain_decodings_in_every_mode_at_concurrency(dspark, gre
     assert accepted == 0 if mode["verify_mode"] == "off" else accepted > 20, "the mode was not exercised"
 
 
-@pytest.mark.parametrize("mode", MODES, ids=IDS)
+@pytest.mark.parametrize("mode", EVERY_POLICY.values(), ids=EVERY_POLICY)
 def test_greedy_text_is_plain_decodings_one_request_at_a_time(dspark, plain, mode):
     dspark.configure(**mode)
     for prompt in ("The river ran", "Numbers such as 12"):
@@ -65,7 +50,7 @@ def test_greedy_text_is_plain_decodings_one_request_at_a_time(dspark, plain, mod
 def test_settings_change_under_load_without_dropping_a_request_or_changing_its_text(dspark, greedy):
     with ThreadPoolExecutor(1) as background:
         running = background.submit(answers, dspark, temperature=0)
-        for mode in MODES * 2:
+        for mode in [*EVERY_POLICY.values()] * 2:
             dspark.configure(**mode)
         assert running.result() == greedy
 

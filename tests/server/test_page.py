@@ -1,9 +1,9 @@
 """The live page in a real browser: it draws, fits a phone, asks nobody else, and switches the server with the key.
 
 Bug classes: a chart that fails on real numbers (the browser's console must stay empty), a page that needs the network,
-text that runs out of a phone's screen, a control that sends what the server refuses, a key that is stored, prompt text
-that leaks. Screenshots are kept in pytest's temporary folder. Where Chromium is missing every test here says so and is
-skipped; the page's promises about its own source are checked without it.
+text that runs out of a phone's screen, a control that sends what the server refuses, prompt text that leaks. Screenshots
+are kept in pytest's temporary folder. Where Chromium is missing the tests of a browser say so and are skipped; the page's
+promises about its own source are checked without one (tests/serving/test_routes.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ import time
 import httpx
 import pytest
 
-from sglang_dspark.serving.routes import PAGE
-from tests.server.live import start
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(
@@ -27,48 +24,15 @@ SECRET = "the miller counted his hidden sacks"
 CARDS = ("over-time", "by-load", "forecast", "cost", "acceptance", "reliability", "speed")
 
 
-def test_the_page_is_one_file_that_names_no_other_place():
-    text = PAGE.read_text()
-    assert not re.findall(
-        r"""(?:src|href)\s*=\s*["'](?!data:)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", text
-    )
-    assert len(text) < 60_000
-
-
-def test_the_page_keeps_no_key_and_writes_no_markup_from_data():
-    text = PAGE.read_text()
-    for word in (
-        "localStorage",
-        "sessionStorage",
-        "document.cookie",
-        "indexedDB",
-        "innerHTML",
-        "insertAdjacentHTML",
-        "eval(",
-    ):
-        assert word not in text
-
-
 @pytest.fixture(scope="module")
-def served(pair, tmp_path_factory):
-    """A server with an admin key that has seen few requests at once, then many, in two modes."""
-    target, draft = pair
-    server = start(
-        tmp_path_factory.mktemp("logs") / "page.log",
-        "--model-path",
-        str(target),
-        "--speculative-draft-model-path",
-        str(draft),
-        "--admin-api-key",
-        "the-admin-key",
-    )
+def served(watched):
+    """The watched server when it has seen few requests at once, then many, in two modes."""
     for mode, count in (("static", 2), ("compact", 1), ("compact", 12)):
         settings = {"verify_mode": mode, "min_window": int(mode == "compact")}
-        httpx.post(server.url + "/dspark/config", json=settings, headers={"Authorization": "Bearer the-admin-key"})
-        server.generate([SECRET] * count, max_new_tokens=40, ignore_eos=True, temperature=1)
-        server.generate(["x"] * count, max_new_tokens=20, ignore_eos=True, temperature=0)
-    yield server
-    server.stop()
+        httpx.post(watched.url + "/dspark/config", json=settings, headers={"Authorization": "Bearer the-admin-key"})
+        watched.generate([SECRET] * count, max_new_tokens=40, ignore_eos=True, temperature=1)
+        watched.generate(["x"] * count, max_new_tokens=20, ignore_eos=True, temperature=0)
+    return watched
 
 
 @pytest.fixture(scope="module")

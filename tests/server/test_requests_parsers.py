@@ -16,7 +16,7 @@ import pytest
 from tests.server.cases import OTHER_TOOL, STREAM, TOOL, chat, generate
 from tests.server.compare import answers, differences
 from tests.server.live import start
-from tests.server.test_equivalence import MODES
+from tests.server.modes import MODES
 
 END_OF_THINKING = 511  # this id is called </think> here; a bias on it ends the tiny model's reasoning after a while
 SOON = {str(END_OF_THINKING): 9.0}

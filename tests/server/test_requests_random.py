@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.engine.tiny import EOS_ID, PROMPTS
 from tests.server.cases import SCHEMA
 from tests.server.compare import Case, answers, differences
-from tests.server.test_equivalence import MODES
+from tests.server.modes import MODES
 
 SECONDS = 40
 LONG_SECONDS = 3600

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.tiny import PROMPTS
-from tests.server.test_modes import IDS, MODES
+from tests.server.modes import EVERY_POLICY
 
 FILTERS = [
     {},
@@ -56,7 +56,7 @@ def test_seeded_text_is_the_same_twice_alone_and_with_neighbours_in_plain_decodi
         assert ask(plain, [prompts[i]], [params[i]]) == [reference[i]]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=IDS)
+@pytest.mark.parametrize("mode", EVERY_POLICY.values(), ids=EVERY_POLICY)
 def test_seeded_text_is_plain_decodings_in_every_mode_with_neighbours(dspark, reference, mode):
     dspark.configure(**mode)
     prompts, params = seeded_cases()
