@@ -9,12 +9,17 @@ from __future__ import annotations
 from .accept import accept, accept_block, accept_coupled, accept_greedy, accept_token
 from .cipher import philox
 from .confidence import ConfidenceHead
+from .draft import Drafted, draft_block
 from .graphs import RaggedGraph, RowBuffer
 from .gumbel import race, seeded_sample
 from .markov import HEADS, GatedMarkov, RnnMarkov, VanillaMarkov, sample_block
+from .memory import step_bytes
+from .mixed import sample_rows
 from .ragged import RaggedBatch, next_tier
 from .random import draw_coins, draw_noise
+from .requests import RequestTensors
 from .sampling import draw, filtered_weights, first_argmax, probabilities
+from .survival import best_tokens, calibrated_survival
 from .types import AcceptResult, AcceptRule, BlockDraft, Coins, RequestRules, SamplingRows, StepNoise
 from .verified import Verified
 from .windows import allocate_windows
@@ -26,10 +31,12 @@ __all__ = [
     "BlockDraft",
     "Coins",
     "ConfidenceHead",
+    "Drafted",
     "GatedMarkov",
     "RaggedBatch",
     "RaggedGraph",
     "RequestRules",
+    "RequestTensors",
     "RnnMarkov",
     "RowBuffer",
     "SamplingRows",
@@ -42,6 +49,9 @@ __all__ = [
     "accept_greedy",
     "accept_token",
     "allocate_windows",
+    "best_tokens",
+    "calibrated_survival",
+    "draft_block",
     "draw",
     "draw_coins",
     "draw_noise",
@@ -52,5 +62,7 @@ __all__ = [
     "probabilities",
     "race",
     "sample_block",
+    "sample_rows",
     "seeded_sample",
+    "step_bytes",
 ]

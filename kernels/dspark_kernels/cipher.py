@@ -44,9 +44,7 @@ def philox(
     even = torch.stack((steps & MASK32, indices & MASK32))
     odd = torch.stack(((steps >> 32) & MASK32, torch.full_like(steps, domain)))
     keys = torch.stack((seeds & MASK32, (seeds >> 32) & MASK32))
-    shape = (2,) + (1,) * seeds.dim()
-    multipliers = torch.tensor(MULTIPLIERS, dtype=torch.int64, device=seeds.device).view(shape)
-    weyl = torch.tensor(WEYL, dtype=torch.int64, device=seeds.device).view(shape)
+    multipliers, weyl = (torch.stack([torch.full_like(seeds, x) for x in pair]) for pair in (MULTIPLIERS, WEYL))
     for _ in range(ROUNDS):
         product = (even * multipliers).flip(0)  # wraps modulo 2**64, which keeps all 64 bits
         even = ((product >> 32) & MASK32) ^ odd ^ keys

@@ -52,6 +52,11 @@ def _mixed_ids(vocab: int, device: torch.device) -> torch.Tensor:
     return _mix32_(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
 
 
+def token_hashes(columns: int, token_ids: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """The hash of each column's token id (int64 [C]; None: the column itself): int32 [C]."""
+    return _mixed_ids(columns, device) if token_ids is None else _mix32_((token_ids + 1).to(torch.int32))
+
+
 def noise_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Two int32 keys per row from (seed, absolute position): int32 [N, 2]."""
     if HAS_NUMBA and seeds.device.type == "cpu":
@@ -123,12 +128,12 @@ def race(
         return race_triton(weights, seeds, positions, token_ids)
     count, columns = weights.shape
     keys = noise_keys(seeds, positions)
-    ids = _mixed_ids(columns, weights.device) if token_ids is None else _mix32_((token_ids + 1).to(torch.int32))
+    hashes = token_hashes(columns, token_ids, weights.device)
     winners = torch.empty(count, dtype=torch.int64, device=weights.device)
     step = max(1, CHUNK_ENTRIES // columns)
     for start in range(0, count, step):
         rows = slice(start, start + step)
-        winners[rows] = _race(weights[rows], keys[rows], ids)
+        winners[rows] = _race(weights[rows], keys[rows], hashes)
     return winners
 
 

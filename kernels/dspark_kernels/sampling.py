@@ -78,7 +78,7 @@ def _law_torch(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> tor
     # A NaN or +inf logit, or a row of -inf, makes the whole row of its softmax NaN: one column tells.
     broken = torch.nonzero(p[:, 0].isnan()).flatten()
     if broken.numel():
-        p[broken] = _careful_softmax(logits[broken], rows.temperature[broken])
+        p[broken] = careful_softmax(logits[broken], rows.temperature[broken])
     if rows.any_filter:
         filtered = ~rows.greedy & ((rows.top_k < TOP_K_ALL) | (rows.top_p < 1) | (rows.min_p > 0))
         index = torch.nonzero(filtered).flatten()
@@ -94,7 +94,7 @@ def _law_torch(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> tor
     return p
 
 
-def _careful_softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+def careful_softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Softmax of rows with NaN (masked), +inf (largest float) or no finite logit (one-hot at token 0)."""
     largest = torch.finfo(torch.float32).max
     x = torch.nan_to_num(logits.to(torch.float32), nan=-torch.inf, posinf=largest, neginf=-torch.inf)

@@ -47,7 +47,9 @@ class Verified:
         request at least): (some of the members, their group). Reads the windows on the host."""
         most = max(1, CHUNK_ENTRIES // self.logits.shape[1])
         start, rows = 0, 0
-        for i, window in enumerate(self.batch.windows[members].tolist()):
+        host = self.batch.windows_host
+        windows = self.batch.windows[members].tolist() if host is None else host[members.numpy()].tolist()
+        for i, window in enumerate(windows):
             if rows and rows + window + 1 > most:
                 yield members[start:i], self._group(members[start:i])
                 start, rows = i, 0
