@@ -229,7 +229,7 @@ def test_ahead_spends_the_best_budget_of_this_step_within_its_plan(confidence, c
         return
     windows = POLICIES["ahead"].windows(plan, ContextSurvival(values, False))
     fixed = replace(two, low=plan.low, high=plan.high)
-    tokens, rate = reference_budget(values, replace(fixed, max_step_seconds=None), plan.draft_length)
+    _, rate = reference_budget(values, replace(fixed, max_step_seconds=None), plan.draft_length)
     got = len(values) + sum(float(values[r, : windows[r]].sum()) for r in range(len(values)))
     got /= float(fixed.seconds(range(windows.sum(), windows.sum() + 1), plan.draft_length)[0])
     if limit is None:

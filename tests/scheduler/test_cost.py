@@ -233,6 +233,22 @@ def test_online_learns_the_block_by_its_own_ratio(head):
     assert (model.model.head is None) == (not head)
 
 
+def test_online_mends_a_block_measured_beside_a_busy_neighbour_by_one_probe_and_is_not_spoiled_by_one_stall():
+    """Catches a slow average: while plain decoding seems better only rare probes draft, and they took an hour to mend it."""
+    model = OnlineCostModel(replace(cpu(), block=([4, 32], [0.08, 0.16])))
+
+    def drafted(block: float) -> float:
+        model.observe(
+            8, 16, 900, 0.05 + block, slots=16, length=2, block_seconds=block, head_seconds=0.002
+        )
+        for _ in range(15):
+            model.observe(8, 8, 900, 0.042)
+        return model.block_seconds(8, 2)
+
+    assert drafted(0.004) == pytest.approx(0.004, rel=0.01)
+    assert drafted(0.4) < 0.0047 and drafted(0.004) < 0.0045
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(

@@ -69,16 +69,14 @@ def test_a_plan_follows_what_was_published_two_steps_before():
 
 def test_a_report_that_comes_just_before_the_step_after_next_is_planned_is_in_time():
     """The order of an accelerator's step: t + 1 is planned and launched before the report of t is read."""
-    late, early = new(), new()
-    plans = []
+    late, early, plans, reports = new(), new(), [], []
     for step in range(20):
         ids = ["a", "b", "c"][: 2 + step % 2]
-        now = survival(np.full((len(ids), GAMMA), 0.5 + 0.02 * step))
         if step >= 2:
-            late.publish(step - 2, *reports[step % 2])
+            late.publish(*reports[step - 2])
         plans.append((late.plan(step, ids), early.plan(step, ids)))
-        early.publish(step, ids, now)
-        reports = {**(reports if step else {}), step % 2: (ids, now)}
+        reports.append((step, ids, survival(np.full((len(ids), GAMMA), 0.5 + 0.02 * step))))
+        early.publish(*reports[step])
     assert all(same(*pair) for pair in plans)
     assert len({plan.expected_tokens for plan, _ in plans}) > 10
     with pytest.raises(ValueError, match="after step 17"):
