@@ -18,19 +18,19 @@ from .online_cost import OnlineCostModel
 from .plan import Terms
 from .planner import Planner
 from .policies import POLICIES
+from .probes import PROBES, ProbeRule
 from .relay import ContextSurvival, SurvivalRelay
 from .survival import survival
 from .windows import allocate_windows
 
 
 class View(NamedTuple):
-    """What a step shows: its number, the requests [R], confidence [R, γ] calibrated and raw (None if the policy reads
-    none), and tokens of context."""
+    """What a step shows: its number, the requests [R], confidence [R, γ] calibrated and raw, and tokens of context."""
 
     step: int
     ids: tuple[int, ...]
-    confidence: np.ndarray | None
-    raw_confidence: np.ndarray | None
+    confidence: np.ndarray
+    raw_confidence: np.ndarray
     context: float
 
 
@@ -128,7 +128,7 @@ class FloorLookup(_Deaf):
             gamma, model = self.setup.gamma, self.setup.believed
             tokens = sizes * (gamma + 1)
             seconds = model.step_seconds(sizes, tokens) + model.draft_seconds(sizes, sizes * gamma, gamma)
-            self._tables[0] = tokens, 1.0 / seconds
+            self._tables[0] = tokens, np.asarray(1.0 / seconds)
         return self._tables[0]
 
 
@@ -146,13 +146,13 @@ class Oracle(_Deaf):
 
 
 class Planned:
-    """Our planner under one of its policies, driven as the worker drives it."""
+    """Our planner under one of its policies, driven as the worker drives it; `probes` as `Planner` takes them."""
 
-    def __init__(self, setup: Setup, name: str) -> None:
+    def __init__(self, setup: Setup, name: str, probes: ProbeRule | None = PROBES) -> None:
         self.setup, self.policy = setup, POLICIES[name]
         self.reads = "context" if self.policy.reads == "context" else "tokens"
         drafting = setup.machine.drafting if name == "causal" else setup.machine.drafting_known
-        self.planner = Planner(setup.gamma, setup.believed, self.policy, drafting=drafting)
+        self.planner = Planner(setup.gamma, setup.believed, self.policy, drafting=drafting, probes=probes)
 
     def decide(self, view: View) -> Decision:
         plan = self.planner.plan(view.step, view.ids, view.context)
@@ -160,7 +160,11 @@ class Planned:
             return Decision(plan.low, 0, 0)
         now = survival(view.confidence)
         self.planner.publish(view.step, view.ids, now)
-        reads = {"tokens": now, "context": ContextSurvival(now, reads_drafted_tokens=False), "nothing": None}
+        reads: dict[str, np.ndarray | ContextSurvival | None] = {
+            "tokens": now,
+            "context": ContextSurvival(now, reads_drafted_tokens=False),
+            "nothing": None,
+        }
         windows = self.policy.windows(plan, reads[self.policy.reads])
         shape = self.planner.shape
         slots = shape.slots(len(now), plan.draft_length, int(windows.sum()))

@@ -12,7 +12,7 @@ import numpy as np
 from .fingerprint import Fingerprint, load_measurement, save_measurement
 
 Table = tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]
-Count = int | range | np.ndarray
+Count = int | np.ndarray
 Seconds = float | np.ndarray
 TABLES = ("alpha", "theta", "head", "block")
 DENSE = 8192  # tokens up to which θ is kept as an array; beyond, it is computed when asked for
@@ -21,13 +21,13 @@ DENSE = 8192  # tokens up to which θ is kept as an array; beyond, it is compute
 class CostModel(Protocol):
     """Seconds for one engine step."""
 
-    def step_seconds(self, requests: int, tokens: Count, context: float = 0) -> Seconds:
+    def step_seconds(self, requests: Count, tokens: Count | range, context: float = 0) -> Seconds:
         """Seconds of the target's part of a step: `requests` running, `tokens` rows in the forward pass.
 
         A planner asks for a range of `tokens`, all its choices at once.
         """
 
-    def draft_seconds(self, requests: int, slots: Count, length: int) -> Seconds:
+    def draft_seconds(self, requests: Count, slots: Count, length: int) -> Seconds:
         """Seconds of the draft's part: `requests` blocks of `length`, of which `slots` tokens in all are sampled.
 
         0 for a length of 0, which is a step that does not draft. A planner asks for all its `slots` at once.
@@ -83,7 +83,7 @@ class AdditiveCostModel:
         object.__setattr__(self, "tiers", tiers)
         object.__setattr__(self, "_dense", self._theta_of(np.arange(DENSE)))
 
-    def step_seconds(self, requests: Count, tokens: Count, context: float = 0) -> Seconds:
+    def step_seconds(self, requests: Count, tokens: Count | range, context: float = 0) -> Seconds:
         """Seconds of a step without its draft.
 
         Args:
@@ -94,10 +94,12 @@ class AdditiveCostModel:
         Returns:
             float or float64 array of the broadcast shape.
         """
+        index: Count | range | slice = tokens
         if isinstance(tokens, range):  # a slice needs no copy
-            tokens = slice(tokens.start, tokens.stop, tokens.step) if tokens.stop <= DENSE else np.asarray(tokens)
+            small = tokens.stop <= DENSE
+            index = slice(tokens.start, tokens.stop, tokens.step) if small else np.asarray(tokens)
         try:
-            theta = self._dense[tokens]
+            theta = self._dense[index]
         except IndexError:  # beyond the dense part
             theta = self._theta_of(np.asarray(tokens))
         return theta + (self.t0 + self._table("alpha", requests) + self.context * context)
@@ -138,7 +140,7 @@ class AdditiveCostModel:
         return value
 
     def _theta_of(self, tokens: np.ndarray) -> np.ndarray:
-        return table_at(self.theta, self.padded(tokens))
+        return np.asarray(table_at(self.theta, self.padded(tokens)))
 
     def to_dict(self) -> dict:
         """JSON types from which `from_dict` makes an equal model."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
 from .cost import AdditiveCostModel, Table
@@ -36,8 +37,12 @@ class CostBasis:
     @classmethod
     def of(cls, model: AdditiveCostModel) -> CostBasis:
         """The basis that holds `model` exactly."""
-        knots = [np.empty(0) if t is None else t[0] for t in (model.alpha, model.theta, model.head, model.block)]
-        return cls(*knots, tuple(model.tiers), model.whole)
+
+        def knots(table: Table | None) -> np.ndarray:
+            return np.empty(0) if table is None else np.asarray(table[0])
+
+        tables = (knots(model.alpha), knots(model.theta), knots(model.head), knots(model.block))
+        return cls(*tables, tiers=tuple(model.tiers), whole=model.whole)
 
     @property
     def parts(self) -> np.ndarray:
@@ -66,10 +71,10 @@ class CostBasis:
     def coefficients(self, model: AdditiveCostModel) -> np.ndarray:
         """β of a model over this basis' own knots."""
         constant = model.t0 + model.alpha[1][0] + model.theta[1][0]
-        parts = [[constant], _slopes(model.alpha), _slopes(model.theta), [model.context]]
+        parts = [np.array([constant]), _slopes(model.alpha), _slopes(model.theta), np.array([model.context])]
         for table in (model.head, model.block):
             if table is not None:
-                parts += [[table[1][0]], _slopes(table)]
+                parts += [np.array([table[1][0]]), _slopes(table)]
         return np.concatenate(parts)
 
     def model(self, coefficients: np.ndarray) -> AdditiveCostModel:
@@ -89,12 +94,12 @@ class CostBasis:
 
 
 def fit_cost_model(
-    requests: Sequence[int],
-    tokens: Sequence[int],
-    seconds: Sequence[float],
+    requests: ArrayLike,
+    tokens: ArrayLike,
+    seconds: ArrayLike,
     *,
-    context: Sequence[float] | float = 0.0,
-    slots: Sequence[int] | int = 0,
+    context: ArrayLike = 0.0,
+    slots: ArrayLike = 0,
     alpha_knots: Sequence[float] | None = None,
     theta_knots: Sequence[float] | None = None,
     head_knots: Sequence[float] = (),
@@ -117,22 +122,22 @@ def fit_cost_model(
     Raises:
         ValueError: fewer than two samples, lengths differ, or a time is not positive.
     """
-    requests, tokens, seconds = (np.asarray(column, np.float64) for column in (requests, tokens, seconds))
-    if requests.ndim != 1 or len(requests) < 2 or requests.shape != tokens.shape or requests.shape != seconds.shape:
+    r, m, times = (np.asarray(column, np.float64) for column in (requests, tokens, seconds))
+    if r.ndim != 1 or len(r) < 2 or r.shape != m.shape or r.shape != times.shape:
         raise ValueError("requests, tokens and seconds must be three sequences of one length, at least 2")
-    if not (seconds > 0).all():
+    if not (times > 0).all():
         raise ValueError("every step must have taken a positive time")
-    context, slots = np.broadcast_to(context, requests.shape), np.broadcast_to(slots, requests.shape)
-    padded = _round_up(tokens, tuple(tiers))
-    ran = tokens > 0
+    tokens_of_context, drafted = (np.broadcast_to(np.asarray(column), r.shape) for column in (context, slots))
+    padded = _round_up(m, tuple(tiers))
+    ran = m > 0
     basis = CostBasis(
-        np.unique(requests[ran]) if alpha_knots is None else np.asarray(alpha_knots, np.float64),
+        np.unique(r[ran]) if alpha_knots is None else np.asarray(alpha_knots, np.float64),
         np.unique(padded[ran]) if theta_knots is None else np.asarray(theta_knots, np.float64),
         np.asarray(head_knots, np.float64),
         np.empty(0),
         tuple(int(tier) for tier in tiers),
     )
-    rows = basis.rows(requests, tokens, context, slots, np.zeros(len(requests))) / seconds[:, None]
+    rows = basis.rows(r, m, tokens_of_context, drafted, np.zeros(len(r))) / times[:, None]
     # Columns in comparable units, or nnls' own tolerance would drop the small ones (seconds per token of context).
     scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0] = 1.0

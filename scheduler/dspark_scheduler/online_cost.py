@@ -99,7 +99,7 @@ class OnlineCostModel:
         """Typical |log(observed / predicted)| of recent steps."""
         return self._typical[TARGET]
 
-    def step_seconds(self, requests: Count, tokens: Count, context: float = 0) -> Seconds:
+    def step_seconds(self, requests: Count, tokens: Count | range, context: float = 0) -> Seconds:
         """As `AdditiveCostModel.step_seconds`, with what was learned so far."""
         return self.model.step_seconds(requests, tokens, context)
 

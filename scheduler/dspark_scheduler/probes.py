@@ -54,7 +54,7 @@ class Prober:
 
     def __init__(self, gamma: int, rule: ProbeRule) -> None:
         self.rule = rule
-        self._tried = np.zeros(gamma + 1, np.int64)  # the step at which each window was last tried
+        self._tried = np.full(gamma + 1, -np.inf)  # the step at which each window was last tried
         self._steps = 0
         self._saved = rule.credit  # steps' worth of throughput that probes may lose
         self._interval = self._wait = rule.first
@@ -88,7 +88,7 @@ class Prober:
         if not probes:
             return plan
         lost = {window: self._lost(probe, plan) for window, probe in probes.items()}
-        window = max(probes, key=lambda w: (self._steps - self._tried[w]) / lost[w])
+        window = max(probes, key=lambda w: ((self._steps - self._tried[w]) / lost[w], -lost[w]))
         self._saved = min(self._saved, max(self.rule.credit, lost[window]))
         if lost[window] > self._saved:
             return plan
