@@ -113,16 +113,35 @@ def main() -> None:
     results = []
     for (r, n), step in steps.items():
         over = step - min(before[r], after[r])
-        results.append({"requests": r, "prompt": n, "bare_before_ms": before[r], "bare_after_ms": after[r],
-                        "step_ms": step, "over_ms": over})  # fmt: skip
+        results.append(
+            {
+                "requests": r,
+                "prompt": n,
+                "bare_before_ms": before[r],
+                "bare_after_ms": after[r],
+                "step_ms": step,
+                "over_ms": over,
+            }
+        )
         print(f"{r:>3} {n:>6} {before[r]:>8.1f} {after[r]:>8.1f} {step:>8.1f} {over:>8.1f}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({
-        "model": Path(args.model).name, "dtype": dtype, "threads": torch.get_num_threads(), "tokens": args.tokens,
-        "clock": "processor time" if args.cpu_time else "wall time",
-        "load_average_before": load_before, "load_average_after": os.getloadavg()[0],
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores", "torch": torch.__version__, "results": results,
-    }, indent=1))  # fmt: skip
+    args.out.write_text(
+        json.dumps(
+            {
+                "model": Path(args.model).name,
+                "dtype": dtype,
+                "threads": torch.get_num_threads(),
+                "tokens": args.tokens,
+                "clock": "processor time" if args.cpu_time else "wall time",
+                "load_average_before": load_before,
+                "load_average_after": os.getloadavg()[0],
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                "torch": torch.__version__,
+                "results": results,
+            },
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

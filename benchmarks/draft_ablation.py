@@ -1,11 +1,8 @@
-"""What each choice of the draft is worth: short trainings of equal steps on the same data, one choice changed at a
-time.
+"""What each choice of the draft is worth: short trainings of equal steps on the same data, one choice changed at a time.
 
-    python -m benchmarks.draft_ablation WORK --steps 300 --out benchmarks/results/draft_ablation.json [--rows base
-    ce-only]
+    python -m benchmarks.draft_ablation WORK --steps 300 --out RESULT.json [--rows base ce-only]
 
-WORK is a finished ``train-draft`` work folder (its shards and held-out answers are used). The measure is
-teacher-forced on
+WORK is a finished `train-draft` work folder (its shards and held-out answers are used). The measure is teacher-forced on
 held-out answers at temperature 1: expected accepted length 1 + Σ Π overlap, whose noise is far below real decoding's;
 the greedy column is the same with "the argmaxes agree". Short runs rank choices, they do not say where a long run ends.
 """

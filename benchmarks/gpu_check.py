@@ -83,8 +83,12 @@ def random_batch(model: SmallTransformer, requests: int, windows: torch.Tensor, 
     batch = RaggedBatch.pack(
         torch.randint(0, VOCAB, (requests,)), torch.randint(0, VOCAB, (requests, GAMMA)), windows, prefix, slots
     )
-    return {"ids": batch.input_ids.to(device), "positions": batch.positions.to(device),
-            "slots": batch.out_slots.to(device), "request": batch.row_to_request.to(device)}  # fmt: skip
+    return {
+        "ids": batch.input_ids.to(device),
+        "positions": batch.positions.to(device),
+        "slots": batch.out_slots.to(device),
+        "request": batch.row_to_request.to(device),
+    }
 
 
 def check_graphs(device: str) -> dict:
@@ -122,7 +126,8 @@ def draft_inputs(requests: int, device: str) -> dict[str, torch.Tensor]:
     """A batch of greedy, sampled, filtered and seeded requests, as the tensors that a captured draft reads."""
     rules = [list(AcceptRule)[int(i)] for i in torch.randint(0, 4, (requests,))]
     rows = SamplingRows.of(
-        [0.0 if rule is AcceptRule.GREEDY else 0.9 for rule in rules], top_p=[(1.0, 0.8)[i % 2] for i in range(requests)]
+        [0.0 if rule is AcceptRule.GREEDY else 0.9 for rule in rules],
+        top_p=[(1.0, 0.8)[i % 2] for i in range(requests)],
     )
     seeds, steps, positions = torch.randint(0, 2**40, (3, requests))
     tensors = RequestTensors.of(rows, RequestRules.of(rules), seeds, steps)
@@ -140,7 +145,8 @@ def check_head(device: str) -> dict:
             columns = VOCAB if support is None else len(support)
             weight = torch.randn(columns, WIDTH, device=device)
             draft = SimpleNamespace(
-                markov_head=head(VOCAB, 32, WIDTH, columns).requires_grad_(False).to(device), draft_token_ids=support,
+                markov_head=head(VOCAB, 32, WIDTH, columns).requires_grad_(False).to(device),
+                draft_token_ids=support,
                 confidence_head=ConfidenceHead(WIDTH, 32).requires_grad_(False).to(device),
                 base_logits=lambda states, weight=weight: states @ weight.t())  # fmt: skip
 
@@ -148,7 +154,11 @@ def check_head(device: str) -> dict:
                 return vars(draft_block(draft, states, anchors, RequestTensors(**tensors), positions))
 
             rows = {name: RowBuffer((), value.dtype, float(value[0])) for name, value in padding.items()}
-            rows |= {"states": RowBuffer((GAMMA, WIDTH), torch.float32), "anchors": RowBuffer(), "positions": RowBuffer()}
+            rows |= {
+                "states": RowBuffer((GAMMA, WIDTH), torch.float32),
+                "anchors": RowBuffer(),
+                "positions": RowBuffer(),
+            }
             graphs = [RaggedGraph(block, HEAD_TIERS, rows, device=device, capture=capture) for capture in (True, False)]
             graphs[0].capture_all()
             for requests in (1, 8, 3, 32, 5, 17):

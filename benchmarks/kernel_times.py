@@ -99,23 +99,35 @@ def law_cases(shape: Shape) -> list[Case]:
     """One row of logits per verified row: the law under each kind of filter, a draw, an argmax, a seeded sample."""
     n, vocab, device = shape.rows, shape.vocab, shape.device
     logits = language_like(n, vocab, device=device)
-    kinds = {"law T=1": {}, "law top_k=50": {"top_k": [50] * n}, "law top_p=0.95": {"top_p": [0.95] * n},
-             "law min_p=0.05": {"min_p": [0.05] * n}}  # fmt: skip
+    kinds = {
+        "law T=1": {},
+        "law top_k=50": {"top_k": [50] * n},
+        "law top_p=0.95": {"top_p": [0.95] * n},
+        "law min_p=0.05": {"min_p": [0.05] * n},
+    }
     cases = []
     for name, filters in kinds.items():
         rows = SamplingRows.of([1.0] * n, **filters, device=device)
         cases.append(
-            Case(name, lambda rows=rows: probabilities(logits, rows), 8 * n * vocab,
-                 (lambda rows=rows: plain_filter(logits, rows)) if filters else lambda: torch.softmax(logits, -1))
-        )  # fmt: skip
+            Case(
+                name,
+                lambda rows=rows: probabilities(logits, rows),
+                8 * n * vocab,
+                (lambda rows=rows: plain_filter(logits, rows)) if filters else lambda: torch.softmax(logits, -1),
+            )
+        )
     p, uniform = torch.softmax(logits, -1), torch.rand(n, dtype=torch.float64, device=device)
     plain_rows, ids = SamplingRows.of([1.0] * n, device=device), torch.arange(n, device=device)
     cases += [
         Case("argmax", lambda: first_argmax(logits), 4 * n * vocab, lambda: logits.argmax(-1)),
         Case("draw", lambda: draw(p, uniform), 4 * n * vocab, lambda: torch.multinomial(p, 1)),
-        Case("seeded sample", lambda: seeded_sample(logits, plain_rows, ids, ids), 4 * n * vocab,
-             lambda: plain_seeded(logits)),
-    ]  # fmt: skip
+        Case(
+            "seeded sample",
+            lambda: seeded_sample(logits, plain_rows, ids, ids),
+            4 * n * vocab,
+            lambda: plain_seeded(logits),
+        ),
+    ]
     return cases
 
 
@@ -136,9 +148,12 @@ def step_cases(shape: Shape) -> list[Case]:
     draft_bytes = k * (shape.draft_vocab * shape.rank * 2 + R * shape.draft_vocab * 2)
     cases = [
         Case("windows", lambda: allocate_windows(survival, R * k // 2), 4 * R * (k + 1)),
-        Case("pack", lambda: RaggedBatch.pack(anchors, anchors[:, None].expand(R, k), windows, counter,
-                                              tier=shape.rows), 8 * (2 * R + R * k + 4 * shape.rows)),
-    ]  # fmt: skip
+        Case(
+            "pack",
+            lambda: RaggedBatch.pack(anchors, anchors[:, None].expand(R, k), windows, counter, tier=shape.rows),
+            8 * (2 * R + R * k + 4 * shape.rows),
+        ),
+    ]
     for rule in AcceptRule:
         temperature = 0.0 if rule is AcceptRule.GREEDY else 1.0
         rows = SamplingRows.of([temperature] * R, device=device)
@@ -179,10 +194,14 @@ def measure(cases: list[Case], rounds: int) -> list[dict]:
                     function()
                     best[case.name][arm] = min(best[case.name][arm], time.perf_counter() - start)
     return [
-        {"name": case.name, "bytes": case.bytes, "seconds": best[case.name][0],
-         "plain_seconds": best[case.name][1] if case.plain else None}
+        {
+            "name": case.name,
+            "bytes": case.bytes,
+            "seconds": best[case.name][0],
+            "plain_seconds": best[case.name][1] if case.plain else None,
+        }
         for case in cases
-    ]  # fmt: skip
+    ]
 
 
 def table(results: dict[int, list[dict]], bandwidth: float) -> str:

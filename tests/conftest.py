@@ -12,6 +12,7 @@ process holds one engine at a time (tests/engine/engines.py).
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,9 @@ def group_of(path: Path, fixtures: set[str]) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):  # beside another worker, a second thread only waits for its core
+    if hasattr(config, "workerinput") and find_spec(
+        "torch"
+    ):  # beside another worker, a second thread waits for its core
         import torch
 
         torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .accept import accept, accept_block, accept_coupled, accept_greedy, accept_token
 from .cipher import philox
 from .confidence import ConfidenceHead
-from .draft import Drafted, draft_block
+from .draft import DrawnBlock, draft_block
 from .graphs import RaggedGraph, RowBuffer
 from .gumbel import race, seeded_sample
 from .markov import HEADS, GatedMarkov, RnnMarkov, VanillaMarkov, sample_block
@@ -31,7 +31,7 @@ __all__ = [
     "BlockDraft",
     "Coins",
     "ConfidenceHead",
-    "Drafted",
+    "DrawnBlock",
     "GatedMarkov",
     "RaggedBatch",
     "RaggedGraph",

@@ -32,7 +32,7 @@ class DraftModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Drafted:
+class DrawnBlock:
     """A drawn block.
 
     Fields:
@@ -48,16 +48,16 @@ class Drafted:
     @classmethod
     def buffers(
         cls, most: int, gamma: int, columns: int, device: torch.device | str, confidence: bool = True
-    ) -> Drafted:
+    ) -> DrawnBlock:
         """Static memory for blocks of at most `most` requests: 4·most·γ·columns bytes and a few numbers."""
         tokens, drawn = torch.zeros(2, most, gamma, dtype=torch.int64, device=device)
         probs = torch.empty(most, gamma, columns, dtype=torch.float32, device=device)
         return cls(tokens, drawn, probs, torch.zeros(most, gamma, device=device) if confidence else None)
 
-    def first(self, count: int) -> Drafted:
+    def first(self, count: int) -> DrawnBlock:
         """Views of the first `count` requests."""
         confidence = None if self.confidence is None else self.confidence[:count]
-        return Drafted(self.tokens[:count], self.columns[:count], self.probs[:count], confidence)
+        return DrawnBlock(self.tokens[:count], self.columns[:count], self.probs[:count], confidence)
 
     def block(self, support: torch.Tensor | None) -> BlockDraft:
         """The block as `accept` takes it. support: the model's `draft_token_ids`."""
@@ -70,8 +70,8 @@ def draft_block(
     anchors: torch.Tensor,
     requests: RequestTensors,
     positions: torch.Tensor,
-    out: Drafted | None = None,
-) -> Drafted:
+    out: DrawnBlock | None = None,
+) -> DrawnBlock:
     """Draw a block of γ tokens per request, left to right, each by its request's rule.
 
     Args:
@@ -82,7 +82,7 @@ def draft_block(
     count, gamma, width = states.shape
     base = model.base_logits(states.reshape(count * gamma, width)).view(count, gamma, -1)
     if out is None:
-        out = Drafted.buffers(count, gamma, base.shape[2], states.device, model.confidence_head is not None)
+        out = DrawnBlock.buffers(count, gamma, base.shape[2], states.device, model.confidence_head is not None)
     coins = draw_coins(requests.seeds, requests.steps, gamma).draft
     state, previous = None, anchors
     for k in range(gamma):

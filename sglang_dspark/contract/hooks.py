@@ -12,7 +12,11 @@ from typing import Literal
 
 from sglang_dspark.contract.names import SglangName
 
-BEFORE, AFTER, AROUND, REPLACE = "BEFORE", "AFTER", "AROUND", "REPLACE"
+When = Literal["BEFORE", "AFTER", "AROUND", "REPLACE"]
+BEFORE: When = "BEFORE"
+AFTER: When = "AFTER"
+AROUND: When = "AROUND"
+REPLACE: When = "REPLACE"
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Hook:
     """
 
     path: str
-    when: Literal["BEFORE", "AFTER", "AROUND", "REPLACE"]
+    when: When
     function: Callable
     parameters: tuple[str, ...]
 

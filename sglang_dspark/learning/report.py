@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from dspark_scheduler import Plan
+from dspark_scheduler import Plan, Planner
 from sglang_dspark.learning.clock import StepTimes
 
 LAG = 2  # steps between issuing a report and reading it, where a step does not wait for the one before
+
+
+class Learner(Protocol):
+    """Who planned a step, and learns from what came of it."""
+
+    planner: Planner
+
+    def learn(self, report: Report) -> np.ndarray | None:
+        """The calibrated confidence float64 [R, k] as it was before this lesson; None if the step had none."""
 
 
 @dataclass
@@ -38,7 +48,7 @@ class Record:
     greedy: np.ndarray
     context: int
     plan: Plan
-    policy: object
+    policy: Learner
     block_size: int
     graph_rows: int
     whole: bool

@@ -8,10 +8,9 @@ buffers too. Before the server is ready a replay is compared with the eager draf
 from __future__ import annotations
 
 import torch
-from dspark_kernels.draft import Drafted as DrawnBlock
-from dspark_kernels.draft import draft_block
-from dspark_kernels.requests import RequestTensors
 
+from dspark_kernels.draft import DrawnBlock, draft_block
+from dspark_kernels.requests import RequestTensors
 from dspark_kernels.types import AcceptRule
 from sglang_dspark.step.forward import CONTEXT, block_input, probe_rows, run_rows
 from sglang_dspark.step.head import BlockRun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,9 +11,9 @@ import torch
 from dspark_kernels.confidence import block_confidence
 from dspark_kernels.markov import sample_block
 from dspark_kernels.markov_windows import sample_windows
-from dspark_kernels.types import BlockDraft
+from dspark_kernels.types import BlockDraft, SamplingRows, StepNoise
 from sglang_dspark.step.ranks import Ranks
-from sglang_dspark.step.types import Step, empty_block
+from sglang_dspark.step.types import empty_block
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,19 @@ class BlockRun:
     hidden_confidence: torch.Tensor | None = None
 
 
+class Drawing(Protocol):
+    """What drawing reads of a step over R requests: anchors int64 [R], sampling parameters, noise."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def anchors(self) -> torch.Tensor: ...
+    @property
+    def rows(self) -> SamplingRows: ...
+    @property
+    def noise(self) -> StepNoise: ...
+
+
 class Head:
     """Draws blocks from states and says how sure the draft is of them.
 
@@ -37,7 +51,7 @@ class Head:
     def __init__(self, model, ranks: Ranks) -> None:
         self.model, self.ranks = model, ranks
 
-    def sample(self, run: BlockRun, step: Step, length: int, windows: np.ndarray | None = None) -> BlockDraft:
+    def sample(self, run: BlockRun, step: Drawing, length: int, windows: np.ndarray | None = None) -> BlockDraft:
         """Draw `length` tokens per request, left to right; a captured block was drawn already, and is whole.
 
         With `windows` [R] on the host only the slots inside them are drawn; the others hold token 0 and are never verified.
@@ -45,7 +59,7 @@ class Head:
         if run.block is not None:
             return self._agreed(run.block)
         if length == 0:
-            return empty_block(step)
+            return empty_block(step.anchors)
         hidden = run.states[:, :length]
         head, support = self.model.markov_head, self.model.draft_token_ids
         if windows is None or (windows == length).all():
@@ -57,7 +71,7 @@ class Head:
             )
         return self._agreed(block)
 
-    def confidence(self, run: BlockRun, step: Step, block: BlockDraft) -> torch.Tensor | None:
+    def confidence(self, run: BlockRun, step: Drawing, block: BlockDraft) -> torch.Tensor | None:
         """Logits float32 [R, k] that draft k is accepted given the ones before it; None without a confidence head."""
         if run.block is not None:
             return run.confidence

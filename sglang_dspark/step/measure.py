@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from dspark_kernels.random import draw_noise
-from dspark_kernels.types import AcceptRule, RequestRules, SamplingRows
+from dspark_kernels.types import AcceptRule, RequestRules, SamplingRows, StepNoise
 from dspark_scheduler import AdditiveCostModel, fit_cost_model
 from sglang_dspark.step.drafter import Drafter
 from sglang_dspark.step.forward import CONTEXT, BlockVerifyInput, block_input, probe_rows, run_rows
@@ -81,7 +80,7 @@ def fit(
         context=contexts,
         slots=slots,
         theta_knots=knots[:: max(1, len(knots) // 12)] + [knots[-1] + 1],
-        head_knots=sorted({r * k for r, k in head})[::2] or None,
+        head_knots=sorted({r * k for r, k in head})[::2],
         tiers=tiers,
     )
 
@@ -138,6 +137,16 @@ def _timed(run: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """What drawing reads of a step."""
+
+    size: int
+    anchors: torch.Tensor
+    rows: SamplingRows
+    noise: StepNoise
+
+
 def run_target(verifier: Verifier, requests: int, rows: int) -> None:
     """One verification of `rows` rows over `requests` requests, all of whose slots are the padding slot."""
     share, extra = divmod(rows, requests)
@@ -180,11 +189,7 @@ def run_head(drafter: Drafter, requests: int, length: int) -> None:
     rules = RequestRules.of([AcceptRule.BLOCK] * requests, device=device)
     shape = (requests, drafter.gamma, drafter.config.hidden_size)
     states = torch.ones(shape, dtype=drafter.model.fc.weight.dtype, device=device)
-    step = SimpleNamespace(  # what drawing reads of a step
-        anchors=zeros,
-        rows=SamplingRows.of([1.0] * requests, device=device),
-        noise=draw_noise(zeros, zeros, zeros, drafter.gamma, rules),
-        size=requests,
-    )
+    noise = draw_noise(zeros, zeros, zeros, drafter.gamma, rules)
+    step = _Drawn(requests, zeros, SamplingRows.of([1.0] * requests, device=device), noise)
     run = BlockRun(states)
     drafter.head.confidence(run, step, drafter.head.sample(run, step, length))

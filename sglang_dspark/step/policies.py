@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from dspark_kernels.survival import best_tokens, calibrated_survival
 
+from dspark_kernels.survival import best_tokens, calibrated_survival
 from dspark_kernels.windows import allocate_windows
 from dspark_scheduler import Plan, Planner, survival
 from sglang_dspark.learning.confidence import Calibration
@@ -38,7 +38,7 @@ class Policy:
         bounds; the first rank's on all ranks."""
         own = self.planner.plan(step.number, step.ids, step.context, low=step.low, high=step.high)
         ranks = self.head.ranks
-        return own if ranks.alone else self.planner.adopt(own, ranks.numbers(own.numbers))
+        return own if ranks.alone else self.planner.adopt(ranks.numbers(own.numbers))
 
     def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
         """The step's block and windows. Args: tier: rows that the verification has at most (None: as many as it needs)."""
@@ -129,6 +129,7 @@ class AheadWindows(Policy):
 
     def _seconds(self, plan: Plan, values: torch.Tensor) -> torch.Tensor:
         """The plan's seconds on the device by K from 0; fewer drafts than the plan's least cost as much as the least."""
+        assert plan.seconds is not None  # a plan of `ahead` that drafts has them
         least = int(plan.low.sum())
         seconds = np.full(values.numel() + 1, np.inf)
         seconds[:least], seconds[least : least + len(plan.seconds)] = plan.seconds[0], plan.seconds

@@ -121,8 +121,9 @@ class Speculation:
         record = report.record
         meter.settings(self.config)
         confidence = record.policy.learn(report)
-        slots = record.policy.planner.shape.slots(record.requests, record.block_size, int(report.windows.sum()))
-        record.slots, record.rows = max(slots, 1) if record.block_size else 0, report.rows
+        shape, verified = record.policy.planner.shape, int(report.windows.sum())
+        drawn = int(shape.slots(record.requests, record.block_size, verified))
+        record.slots, record.rows = max(drawn, 1) if record.block_size else 0, report.rows
         record.predicted = self._predicted(record)
         meter.count(report, confidence)
 
@@ -167,6 +168,7 @@ class Speculation:
         hidden = name in ("lagged", "ahead") and self.drafter.config.has_hidden_confidence
         # A CPU samples no slot that nobody verifies where the windows are known first; an accelerator draws whole blocks.
         drafting = ("windows" if name == "ahead" else "depth") if self.drafter.short_blocks else "block"
+        assert self.cost is not None  # measured before the server is ready
         planner = Planner(
             self.drafter.gamma,
             self.cost,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from dspark_kernels.requests import RequestTensors
 
 from dspark_kernels.ragged import RaggedBatch
 from dspark_kernels.random import draw_noise
+from dspark_kernels.requests import RequestTensors
 from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, SamplingRows, StepNoise
 from dspark_scheduler import Plan
 from sglang_dspark.learning.clock import StepTimes
@@ -233,12 +233,12 @@ class Drafted:
     @classmethod
     def nothing(cls, step: Step) -> Drafted:
         """No draft: the step verifies the anchors alone, which is plain decoding."""
-        return cls(empty_block(step), torch.zeros_like(step.anchors))
+        return cls(empty_block(step.anchors), torch.zeros_like(step.anchors))
 
 
-def empty_block(step: Step) -> BlockDraft:
-    """A block of no drafts."""
-    nothing = torch.empty(step.size, 0, dtype=torch.int64, device=step.anchors.device)
+def empty_block(anchors: torch.Tensor) -> BlockDraft:
+    """A block of no drafts for the requests of `anchors` [R]."""
+    nothing = torch.empty(len(anchors), 0, dtype=torch.int64, device=anchors.device)
     return BlockDraft(nothing, nothing, None)
 
 

@@ -20,6 +20,7 @@ from sglang_dspark.step.forward import BlockVerifyInput
 from sglang_dspark.step.types import Step
 
 if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 class TargetRows:
     """What the target said of M ragged rows: `output` is the engine's own object, whose logits are [M, V]."""
 
-    output: object
+    output: LogitsProcessorOutput
     features: torch.Tensor  # [M, m*d]
     used_graph: bool
 

@@ -50,9 +50,15 @@ class World:
         self.generator = torch.Generator().manual_seed(seed)
         self.heads, self.head_dim = heads, head_dim
         self.pool = CpuKVPool(
-            size=SLOTS, page_size=1, dtype=dtype, head_num=kv_heads, head_dim=head_dim, layer_num=2, device="cpu",
+            size=SLOTS,
+            page_size=1,
+            dtype=dtype,
+            head_num=kv_heads,
+            head_dim=head_dim,
+            layer_num=2,
+            device="cpu",
             enable_memory_saver=False,
-        )  # fmt: skip
+        )
         for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
             buffer.copy_(self.normal(*buffer.shape))
         slots = torch.randperm(SLOTS, generator=self.generator)[: REQUESTS * CONTEXT]
@@ -67,9 +73,13 @@ class World:
 
     def layer(self, attn_type=AttentionType.DECODER, layer_id=1):
         return SimpleNamespace(
-            layer_id=layer_id, tp_q_head_num=self.heads, qk_head_dim=self.head_dim, v_head_dim=self.head_dim,
-            scaling=1 / math.sqrt(self.head_dim), attn_type=attn_type,
-        )  # fmt: skip
+            layer_id=layer_id,
+            tp_q_head_num=self.heads,
+            qk_head_dim=self.head_dim,
+            v_head_dim=self.head_dim,
+            scaling=1 / math.sqrt(self.head_dim),
+            attn_type=attn_type,
+        )
 
     def check(self, batch, plan, *, layer=None, causal=True, tolerance=1e-5):
         """Run the backend with new K and V for the batch's rows; compare with the reference over the pool after it."""

@@ -33,14 +33,31 @@ from sglang_dspark.cpu.refusals import (
 from tests.engine.tiny import tiny_target
 
 REFUSED_VALUES = {
-    "device": "cuda", "dtype": "int8", "quantization": "fp8", "kv_cache_dtype": "fp8_e5m2",
-    "attention_backend": "triton", "prefill_attention_backend": "fa3", "decode_attention_backend": "flashinfer",
-    "speculative_draft_attention_backend": "triton", "sampling_backend": "flashinfer", "page_size": 16,
-    "speculative_algorithm": "EAGLE", "enable_torch_compile": True, "enable_deterministic_inference": True,
-    "enable_lora": True, "lora_paths": ["a"], "enable_hierarchical_cache": True, "disaggregation_mode": "prefill",
-    "pp_size": 2, "ep_size": 2, "cpu_offload_gb": 4, "enable_memory_saver": True, "enable_multimodal": True,
-    "cuda_graph_backend_decode": "full", "cuda_graph_backend_prefill": "breakable",
-}  # fmt: skip
+    "device": "cuda",
+    "dtype": "int8",
+    "quantization": "fp8",
+    "kv_cache_dtype": "fp8_e5m2",
+    "attention_backend": "triton",
+    "prefill_attention_backend": "fa3",
+    "decode_attention_backend": "flashinfer",
+    "speculative_draft_attention_backend": "triton",
+    "sampling_backend": "flashinfer",
+    "page_size": 16,
+    "speculative_algorithm": "EAGLE",
+    "enable_torch_compile": True,
+    "enable_deterministic_inference": True,
+    "enable_lora": True,
+    "lora_paths": ["a"],
+    "enable_hierarchical_cache": True,
+    "disaggregation_mode": "prefill",
+    "pp_size": 2,
+    "ep_size": 2,
+    "cpu_offload_gb": 4,
+    "enable_memory_saver": True,
+    "enable_multimodal": True,
+    "cuda_graph_backend_decode": "full",
+    "cuda_graph_backend_prefill": "breakable",
+}
 
 
 def raw_arguments(**fields):
@@ -78,8 +95,11 @@ def test_what_the_user_gave_wins_over_the_defaults(tmp_path):
     path = tiny_target(tmp_path)
     _, view = resolved(path, dtype="float32", max_total_tokens=777, max_running_requests=3, chunked_prefill_size=32)
     assert (view.dtype, view.max_total_tokens, view.max_running_requests, view.chunked_prefill_size) == (
-        "float32", 777, 3, 32,
-    )  # fmt: skip
+        "float32",
+        777,
+        3,
+        32,
+    )
     _, view = resolved(path)
     assert (view.dtype, view.device, view.attention_backend) == (cpu.default_dtype(), "cpu", cpu.ATTENTION_BACKEND)
     assert view.disable_overlap_schedule and view.sleep_on_idle and view.sampling_backend == "pytorch"
@@ -90,10 +110,16 @@ def model(**fields):
     from sglang.srt.configs.model_config import AttentionArch
 
     plain = {
-        "model_path": "some/model", "quantization": None, "is_multimodal": False, "is_encoder_decoder": False,
-        "attention_arch": AttentionArch.MHA, "is_hybrid_swa": False, "sliding_window_size": None,
-        "hf_text_config": SimpleNamespace(), "hf_config": SimpleNamespace(architectures=["LlamaForCausalLM"]),
-    }  # fmt: skip
+        "model_path": "some/model",
+        "quantization": None,
+        "is_multimodal": False,
+        "is_encoder_decoder": False,
+        "attention_arch": AttentionArch.MHA,
+        "is_hybrid_swa": False,
+        "sliding_window_size": None,
+        "hf_text_config": SimpleNamespace(),
+        "hf_config": SimpleNamespace(architectures=["LlamaForCausalLM"]),
+    }
     return SimpleNamespace(**{**plain, **fields})
 
 
@@ -164,8 +190,11 @@ def test_on_arm64_nothing_asks_for_compiled_kernels(monkeypatch):
     from sglang.srt.distributed import bootstrap, parallel_state
     from sglang.srt.utils import common
 
-    for module, name in ((bootstrap, "_bind_threads_if_cpu"), (bootstrap, "_init_cpu_threads_env"),
-                         (parallel_state, "is_shm_available")):  # fmt: skip
+    for module, name in (
+        (bootstrap, "_bind_threads_if_cpu"),
+        (bootstrap, "_init_cpu_threads_env"),
+        (parallel_state, "is_shm_available"),
+    ):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back afterwards
     monkeypatch.setattr(bootstrap, "_is_cpu_arm64", True)
     monkeypatch.setattr(common, "is_host_cpu_arm64", lambda: True)

@@ -66,11 +66,18 @@ def tiny_target(
         ValueError: an unknown architecture.
     """
     shape = {
-        "vocab_size": VOCAB_SIZE, "hidden_size": hidden, "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "max_position_embeddings": context, "tie_word_embeddings": tie_embeddings,
-        "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID,
-    }  # fmt: skip
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": tie_embeddings,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+    }
     if architecture == "llama":
         model = LlamaForCausalLM(LlamaConfig(**shape))
     elif architecture == "qwen3":
@@ -104,15 +111,23 @@ def save_tokenizer(folder: Path, context: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=SPECIAL_TOKENS, show_progress=False, min_frequency=1,
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        show_progress=False,
+        min_frequency=1,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator([_CORPUS], trainer)
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise AssertionError(f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
-        "chat_template": CHAT_TEMPLATE, "model_max_length": context, "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))

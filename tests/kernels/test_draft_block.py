@@ -18,7 +18,7 @@ from dspark_kernels import (
     HEADS,
     AcceptRule,
     ConfidenceHead,
-    Drafted,
+    DrawnBlock,
     RequestRules,
     RequestTensors,
     SamplingRows,
@@ -79,7 +79,7 @@ class Batch:
         )
 
 
-def check(drawn: Drafted, batch: Batch, model) -> None:
+def check(drawn: DrawnBlock, batch: Batch, model) -> None:
     expected = batch.grouped(model)
     assert torch.equal(drawn.tokens, expected.tokens) and torch.equal(drawn.columns, expected.columns)
     if expected.probs is not None:
@@ -103,11 +103,11 @@ def test_a_mixed_batch_draws_what_its_groups_draw(kinds, number, head):
 def test_blocks_in_static_memory_forget_the_batches_before():
     """As a replay sees it: fixed buffers, batches that grow and shrink within a tier, padding that is greedy."""
     model, most = draft("rnn", 24), 6
-    requests, out = RequestTensors.buffers(most, "cpu"), Drafted.buffers(most, GAMMA, 24, "cpu")
+    requests, out = RequestTensors.buffers(most, "cpu"), DrawnBlock.buffers(most, GAMMA, 24, "cpu")
     states, anchors, positions = torch.zeros(most, GAMMA, WIDTH), *torch.zeros(2, most, dtype=torch.int64)
     out.probs.fill_(torch.nan)
 
-    def replay(tier: int) -> Drafted:
+    def replay(tier: int) -> DrawnBlock:
         return draft_block(
             model, states[:tier], anchors[:tier], requests.first(tier), positions[:tier], out=out.first(tier)
         )

@@ -93,6 +93,7 @@ def test_the_torch_path_imports_without_triton():
     assert child.stdout.strip() == "[[0.25, 0.25, 0.25, 0.25]] False", child.stderr
 
 
+@pytest.mark.long
 def test_the_check_for_a_gpu_machine_runs_to_its_end_without_one():
     """A script that nobody can run here would be found broken on the machine that was lent for fifteen minutes."""
     script = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"

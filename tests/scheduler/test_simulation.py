@@ -7,12 +7,8 @@ threshold curve, and bars on the policies with the margin that the seeds leave.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
 
 from dspark_scheduler import Acceptance, AdditiveCostModel, Load, Machine, OnlineCostModel, all_policies, simulate
 from dspark_scheduler.acceptance import TABLES, sampler_of, soft_auc
@@ -182,20 +178,3 @@ def test_nonsense_is_refused():
         Acceptance(("poems",))
     with pytest.raises(ValueError, match="different length"):
         Acceptance(("math", "demo"))
-
-
-def test_the_command_prints_a_table_and_draws_its_pictures(tmp_path):
-    from sglang_dspark.commands.simulate import simulate as command
-
-    app = Typer()
-    app.command()(command)
-    call = ["--loads", "1,8", "--policies", "off,static-2,causal,oracle", "--steps", "20", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, call)
-    assert result.exit_code == 0, result.output
-    assert "causal" in result.output and "load 8" in result.output
-    assert (tmp_path / "simulate_gpu.png").read_bytes()[:4] == b"\x89PNG"
-    rows = json.loads((tmp_path / "simulate_gpu.json").read_text())["results"]
-    assert len(rows) == 8 and {row["load"] for row in rows} == {"1", "8"}
-    wrong = CliRunner().invoke(app, ["--policies", "statik"])
-    assert wrong.exit_code == 2 and "statik" in wrong.output
-    assert CliRunner().invoke(app, ["--machine", "abacus"]).exit_code == 2

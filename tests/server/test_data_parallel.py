@@ -45,10 +45,16 @@ def ranks(server) -> list[dict]:
     return found
 
 
-@pytest.mark.parametrize("settings", [
-    {"verify_mode": "static", "max_window": 2}, {"verify_mode": "compact", "window_policy": "causal", "min_window": 1},
-    {"verify_mode": "cap-accept", "min_window": 1}, {"verify_mode": "off"},
-], ids=lambda settings: settings["verify_mode"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"verify_mode": "static", "max_window": 2},
+        {"verify_mode": "compact", "window_policy": "causal", "min_window": 1},
+        {"verify_mode": "cap-accept", "min_window": 1},
+        {"verify_mode": "off"},
+    ],
+    ids=lambda settings: settings["verify_mode"],
+)
 def test_a_switch_reaches_every_replica_and_the_text_stays(replicas, plain, settings):
     before = ranks(replicas)
     replicas.configure(**{"min_window": 0, "max_window": None, "window_policy": None} | settings)

@@ -2,7 +2,7 @@
 
 Bug class: a window, cap or pack that lets a token through which plain decoding would not emit. One wrong row index,
 position, KV slot or stale draft KV moves the text of a sharp random model within a few tokens; a lost coin moves the
-seeded one. `min_window` forces drafting where the planner would rather skip (a tiny target is as cheap as its draft).
+seeded one.
 """
 
 from __future__ import annotations
@@ -13,43 +13,45 @@ import pytest
 
 from tests.engine.tiny import PROMPTS
 from tests.server.modes import EVERY_POLICY
+from tests.server.test_requests_seeded import ask, neighbours, seeded_cases
 
-CASES = (PROMPTS * 7)[:20]
+CASES = [f"{prompt} {i}" for i, prompt in enumerate(PROMPTS)]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 24}
 
 
-def answers(server, **sampling) -> list[list[int]]:
-    prompts = [f"{prompt} {i}" for i, prompt in enumerate(CASES)]
-    return [answer["output_ids"] for answer in server.generate(prompts, max_new_tokens=24, **sampling)]
+def answers(server) -> list[list[int]]:
+    return ask(server, CASES, [GREEDY] * len(CASES))
 
 
 @pytest.fixture(scope="module")
 def greedy(plain):
-    return answers(plain, temperature=0)
+    return answers(plain)
+
+
+@pytest.fixture(scope="module")
+def seeded(plain):
+    return ask(plain, *seeded_cases())
 
 
 @pytest.mark.parametrize("mode", EVERY_POLICY.values(), ids=EVERY_POLICY)
-def test_greedy_text_is_plain_decodings_in_every_mode_at_concurrency(dspark, greedy, mode):
+def test_greedy_and_seeded_text_is_plain_decodings_in_every_mode(dspark, greedy, seeded, mode):
+    """In one batch, beside unseeded neighbours; and one greedy request alone."""
     dspark.configure(**mode)
     before = dspark.get("/dspark/status")["ranks"][0]["tokens"]
-    assert answers(dspark, temperature=0) == greedy
+    (prompts, params), (others, theirs) = seeded_cases(), neighbours()
+    every = [*[GREEDY] * len(CASES), *params, *theirs]
+    found = ask(dspark, [*CASES, *prompts, *others], every)
+    assert found[: len(CASES)] == greedy
+    assert found[len(CASES) :][: len(prompts)] == seeded
+    assert ask(dspark, CASES[:1], [GREEDY]) == greedy[:1]
     after = dspark.get("/dspark/status")["ranks"][0]["tokens"]
     accepted = after["accepted"] - before["accepted"]
     assert accepted == 0 if mode["verify_mode"] == "off" else accepted > 20, "the mode was not exercised"
 
 
-@pytest.mark.parametrize("mode", EVERY_POLICY.values(), ids=EVERY_POLICY)
-def test_greedy_text_is_plain_decodings_one_request_at_a_time(dspark, plain, mode):
-    dspark.configure(**mode)
-    for prompt in ("The river ran", "Numbers such as 12"):
-        assert (
-            dspark.generate(prompt, temperature=0, max_new_tokens=40)[0]["output_ids"]
-            == plain.generate(prompt, temperature=0, max_new_tokens=40)[0]["output_ids"]
-        )
-
-
 def test_settings_change_under_load_without_dropping_a_request_or_changing_its_text(dspark, greedy):
     with ThreadPoolExecutor(1) as background:
-        running = background.submit(answers, dspark, temperature=0)
+        running = background.submit(answers, dspark)
         for mode in [*EVERY_POLICY.values()] * 2:
             dspark.configure(**mode)
         assert running.result() == greedy

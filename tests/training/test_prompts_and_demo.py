@@ -163,8 +163,17 @@ def tiny_gguf(path) -> torch.Tensor:
     writer.add_eos_token_id(2)
     numbers = np.random.default_rng(0)
     embedding = numbers.normal(size=(300, 32)).astype(np.float32)
-    shapes = {"attn_norm": (32,), "ffn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32),
-              "attn_output": (32, 32), "ffn_gate": (48, 32), "ffn_up": (48, 32), "ffn_down": (32, 48)}  # fmt: skip
+    shapes = {
+        "attn_norm": (32,),
+        "ffn_norm": (32,),
+        "attn_q": (32, 32),
+        "attn_k": (16, 32),
+        "attn_v": (16, 32),
+        "attn_output": (32, 32),
+        "ffn_gate": (48, 32),
+        "ffn_up": (48, 32),
+        "ffn_down": (32, 48),
+    }
     writer.add_tensor("token_embd.weight", embedding)
     writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
     for name, shape in shapes.items():
