@@ -5,7 +5,7 @@
 1. parity: every Triton kernel against the torch path on random shapes (`dspark_kernels.selfcheck`);
 2. graphs: a small transformer with ragged attention under `RaggedGraph`, captured and replayed at every tier, against the
    same callable run eagerly over the same buffers: outputs and KV cache, after larger and smaller batches;
-3. head: a draft's sequential head and confidence captured for whole blocks, against the same head run eagerly;
+3. head: a draft's block captured for batches of every rule, against the same function run eagerly;
 4. timings by CUDA events: ours, the same step on the torch path, and the floor of bytes over the copy bandwidth.
 
 One table at the end and an exit code: 0 if 1 to 3 hold, 1 if not, 2 without a CUDA device. Timings never fail a run.
@@ -25,15 +25,24 @@ from types import SimpleNamespace
 import torch
 from kernel_times import RESULTS, Shape, law_cases, step_cases
 
-from dspark_kernels import RaggedBatch, RaggedGraph, RowBuffer
+from dspark_kernels import (
+    AcceptRule,
+    RaggedBatch,
+    RaggedGraph,
+    RequestRules,
+    RequestTensors,
+    RowBuffer,
+    SamplingRows,
+    draft_block,
+)
 from dspark_kernels.backend import prefer_torch
 from dspark_kernels.confidence import ConfidenceHead
-from dspark_kernels.head_graph import HeadGraphs
 from dspark_kernels.markov import HEADS as MARKOV_HEADS
 from dspark_kernels.selfcheck import run_checks
 
 REQUESTS, GAMMA, CONTEXT, WIDTH, HEADS, LAYERS, VOCAB = 12, 7, 64, 256, 4, 2, 512
 TIERS = (16, 32, 64, 96)
+HEAD_TIERS = (1, 2, 4, 8, 16, 32)  # requests
 
 
 class SmallTransformer(torch.nn.Module):
@@ -113,9 +122,24 @@ def check_graphs(device: str) -> dict:
     return {"cases": batches + 1, "worst": worst, "bytes_per_tier": graphs[0].bytes_per_tier, "error": error}
 
 
+def draft_inputs(requests: int, device: str) -> dict[str, torch.Tensor]:
+    """A batch of greedy, sampled, filtered and seeded requests, as the tensors that a captured draft reads."""
+    rules = [list(AcceptRule)[int(i)] for i in torch.randint(0, 4, (requests,))]
+    rows = SamplingRows.of(
+        [0.0 if rule is AcceptRule.GREEDY else 0.9 for rule in rules],
+        top_p=[(1.0, 0.8)[i % 2] for i in range(requests)],
+    )
+    seeds, steps, positions = torch.randint(0, 2**40, (3, requests))
+    tensors = RequestTensors.of(rows, RequestRules.of(rules), seeds, steps)
+    states = torch.randn(requests, GAMMA, WIDTH)
+    inputs = {"states": states, "anchors": seeds % VOCAB, "positions": positions, **vars(tensors)}
+    return {name: value.to(device) for name, value in inputs.items()}
+
+
 def check_head(device: str) -> dict:
-    """The captured head of every kind, on a restricted support and on the whole vocabulary, in every tier."""
+    """The head of every kind captured for mixed batches, against the same function run eagerly on the same inputs."""
     differing, cases = [], 0
+    padding = vars(RequestTensors.buffers(1, "cpu"))
     for kind, head in MARKOV_HEADS.items():
         for support in (None, torch.randperm(VOCAB, device=device)[: VOCAB // 4]):
             columns = VOCAB if support is None else len(support)
@@ -124,13 +148,26 @@ def check_head(device: str) -> dict:
                 markov_head=head(VOCAB, 32, WIDTH, columns).requires_grad_(False).to(device),
                 draft_token_ids=support,
                 confidence_head=ConfidenceHead(WIDTH, 32).requires_grad_(False).to(device),
-                base_logits=lambda states, weight=weight: states @ weight.t(),
-            )
-            graphs = HeadGraphs(draft, GAMMA, torch.zeros(GAMMA, WIDTH, device=device), 32)
-            graphs.capture_all()
-            cases += len(graphs.tiers)
-            if not graphs.agrees():
-                differing.append(f"{kind}, {columns} columns")
+                base_logits=lambda states, weight=weight: states @ weight.t())  # fmt: skip
+
+            def block(states, anchors, positions, draft=draft, **tensors):
+                return vars(draft_block(draft, states, anchors, RequestTensors(**tensors), positions))
+
+            rows = {name: RowBuffer((), value.dtype, float(value[0])) for name, value in padding.items()}
+            rows |= {
+                "states": RowBuffer((GAMMA, WIDTH), torch.float32),
+                "anchors": RowBuffer(),
+                "positions": RowBuffer(),
+            }
+            graphs = [RaggedGraph(block, HEAD_TIERS, rows, device=device, capture=capture) for capture in (True, False)]
+            graphs[0].capture_all()
+            for requests in (1, 8, 3, 32, 5, 17):
+                inputs = draft_inputs(requests, device)
+                replayed, eager = ({n: v.clone() for n, v in graph(**inputs).items()} for graph in graphs)
+                cases += 1
+                close = (replayed["confidence"] - eager["confidence"]).abs().max() < 1e-4
+                if not (torch.equal(replayed["tokens"], eager["tokens"]) and close):
+                    differing.append(f"{kind}, {columns} columns, {requests} requests")
     return {"cases": cases, "error": "; ".join(differing) or None}
 
 

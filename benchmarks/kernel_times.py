@@ -28,11 +28,12 @@ from dspark_kernels import (
     RaggedBatch,
     RequestRules,
     SamplingRows,
-    StepNoise,
     VanillaMarkov,
+    Verified,
     accept,
     allocate_windows,
     draw,
+    draw_noise,
     probabilities,
     sample_block,
     seeded_sample,
@@ -157,19 +158,17 @@ def step_cases(shape: Shape) -> list[Case]:
         temperature = 0.0 if rule is AcceptRule.GREEDY else 1.0
         rows = SamplingRows.of([temperature] * R, device=device)
         rules = RequestRules.of([rule] * R, device=device)
-        noise = StepNoise.draw(counter, counter, counter, k, rules)
+        noise = draw_noise(counter, counter, counter, k, rules)
         draft = sample_block(head, base, hidden, anchors, rows, noise, support)
         batch = RaggedBatch.pack(anchors, draft.tokens, windows, counter, tier=shape.rows)
         q_bytes = 0 if draft.probs is None else 4 * R * k * shape.draft_vocab
-        judge = lambda d=draft, b=batch, r=rows, g=rules, n=noise: accept(target, b, d, r, g, n)
+        judge = lambda d=draft, b=batch, r=rows, n=noise: accept(Verified(target, b, d, r, n))
         sample = lambda r=rows, n=noise: sample_block(head, base, hidden, anchors, r, n, support)
         name = rule.name.lower()
         cases.append(Case(f"draft {name}", sample, draft_bytes + q_bytes))
         cases.append(Case(f"accept {name}", judge, 4 * shape.rows * shape.vocab + q_bytes))
         if rule is AcceptRule.BLOCK:
-            cases.append(
-                Case("noise", lambda g=rules: StepNoise.draw(counter, counter, counter, k, g), 24 * R * (k + 1))
-            )
+            cases.append(Case("noise", lambda g=rules: draw_noise(counter, counter, counter, k, g), 24 * R * (k + 1)))
     return cases
 
 

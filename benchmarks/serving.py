@@ -29,13 +29,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.sweep import Results, Slot, Sweep, SweepError
+from benchmarks.sweep import Results, Slot, Sweep
 from benchmarks.sweep_report import markdown
-from sglang_dspark.bench.arms import ArmError, parse_arm
-from sglang_dspark.bench.bracket import measure
+from sglang_dspark.bench.arms import parse_arm
+from sglang_dspark.bench.bracket import run_arm
 from sglang_dspark.bench.local import start
 from sglang_dspark.bench.receipt import machine
-from sglang_dspark.bench.server import Server, ServerError
+from sglang_dspark.bench.server import Server
 from sglang_dspark.bench.traffic import save_rows
 from sglang_dspark.prompts.sources import package_prompts
 
@@ -95,7 +95,7 @@ class Bench:
         dataset = self.folder / "prompts.jsonl"
         save_rows(rows, dataset, tokens)
         named = replace(parse_arm(self.where.get(arm, arm)), name=arm)
-        return measure(named, self.server, dataset, len(rows), concurrency, warmup=0)
+        return run_arm(named, self.server, dataset, len(rows), concurrency, warmup=0)
 
     def pilot(self) -> dict:
         """Speed of the control at every load and the seconds that a run costs besides its load; it warms both servers."""
@@ -242,7 +242,7 @@ def main() -> int:
             print("nothing is left to run")
             return 0
         done = measure_all(options, results, own, began + 60 * options.minutes)
-    except (ArmError, ValueError, ServerError, SweepError) as error:
+    except ValueError as error:
         sys.exit(f"{error}\nRuns that ended before are in {options.out}; --resume goes on")
     print(
         f"{'finished' if done else 'out of time; go on with --resume'}: {options.out} and .md, "

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 
 from sglang_dspark.bench.bracket import Run
+from sglang_dspark.errors import UserError
 
 MEANS = (
     "tokens_per_step",
@@ -29,7 +30,7 @@ MEANS = (
 LOADS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_itl_ms")
 
 
-class SweepError(RuntimeError):
+class SweepError(UserError):
     """A sweep that cannot go on; the message says why."""
 
 

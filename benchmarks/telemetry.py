@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
+from sglang_dspark.learning.step_cost import ServerCost
 
 from dspark_scheduler import AdditiveCostModel, Fingerprint, OnlineCostModel
 from sglang_dspark.learning.confidence import Calibration
 from sglang_dspark.learning.meter import PARTS, Meter
-from sglang_dspark.learning.step_cost import ServerCost
 from sglang_dspark.serving.metrics import Telemetry
 from sglang_dspark.settings.config import DSparkConfig
 

@@ -7,7 +7,6 @@ command's name and one-line help, and fetches the rest when the command is calle
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from dataclasses import dataclass
 
@@ -39,11 +38,6 @@ COMMANDS = {
 }
 
 
-def is_installed(entry: Entry) -> bool:
-    """Whether this version has the command (looks for the file, imports nothing of it)."""
-    return importlib.util.find_spec(f"sglang_dspark.commands.{entry.module}") is not None
-
-
 def load(name: str) -> TyperCommand:
     """Import a command and turn its function into a typer command with all its options."""
     entry = COMMANDS[name]
@@ -62,15 +56,14 @@ class LazyCommand(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """The group of our commands, each a `LazyCommand`; commands that this version lacks are not shown."""
+    """The group of our commands, each a `LazyCommand`."""
 
     def list_commands(self, ctx) -> list[str]:
-        return [name for name, entry in COMMANDS.items() if is_installed(entry)]
+        return list(COMMANDS)
 
     def get_command(self, ctx, cmd_name):
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        return LazyCommand(name=cmd_name, help=COMMANDS[cmd_name].help)
+        entry = COMMANDS.get(cmd_name)
+        return None if entry is None else LazyCommand(name=cmd_name, help=entry.help)
 
 
 app = typer.Typer(cls=LazyGroup, add_completion=False, pretty_exceptions_enable=False)

@@ -2,60 +2,71 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang_dspark.contract.names import SglangName
+
 
 def register() -> None:
-    """Check the engine, then add our flags, our algorithm, and the reading of nested draft configs.
+    """Check the engine, then add our algorithm and every hook, on a plain CPU those of its platform too.
 
     Raises:
         SystemExit: the installed SGLang is not the one this was written for.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    from sglang_dspark import accelerator
+    from sglang_dspark.contract import hooks
+    from sglang_dspark.contract.compatibility import require_compatible
     from sglang_dspark.cpu import accelerator_present, slots
-    from sglang_dspark.engine import unsupported
     from sglang_dspark.engine.algorithm import DSparkLoadAware
-    from sglang_dspark.engine.compatibility import require_compatible
+    from sglang_dspark.settings.flags import ALGORITHM
+
+    require_compatible(rows())
+    accelerator.offer_attention()
+    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
+    for module in hooked_everywhere():
+        hooks.register(module.HOOKS)
+    if not accelerator_present():
+        hooks.register(slots.HOOKS)
+
+
+def hooked_everywhere() -> tuple[ModuleType, ...]:
+    """The modules whose hooks are in place on every device; of two hooks on one function the first runs inside."""
+    from sglang_dspark.accelerator import defaults
+    from sglang_dspark.engine import arguments, unsupported
+    from sglang_dspark.models import gemma4_config
     from sglang_dspark.repairs import finish, logprobs, penalties, seeding, unread_keys, usage
     from sglang_dspark.serving import control, operation, routes
-    from sglang_dspark.settings.flags import ALGORITHM, install_flag_hooks
-    from sglang_dspark.settings.request import check_sampling_params
     from sglang_dspark.step import adjust
 
-    require_compatible()
-    install_flag_hooks()
-    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DSparkLoadAware)(_worker_class)
-    HookRegistry.register(
-        "sglang.srt.speculative.dflash_utils.parse_dflash_draft_config", _flatten_draft_config, HookType.BEFORE
-    )
-    HookRegistry.register(
-        "sglang.srt.sampling.sampling_params.SamplingParams.verify", check_sampling_params, HookType.BEFORE
-    )
-    seeding.install()
-    adjust.install()
-    finish.install()
-    logprobs.install()
-    usage.install()
-    penalties.install()
-    unsupported.install()
-    control.install()
-    routes.install()
-    unread_keys.install()
-    operation.install()
-    if not accelerator_present():
-        slots.install()
+    repairs = (seeding, finish, logprobs, usage, penalties, unread_keys)
+    return (arguments, defaults, gemma4_config, unsupported, *repairs, adjust, control, routes, operation)
+
+
+def hooked_on_cpu() -> tuple[ModuleType, ...]:
+    """The modules whose hooks are in place where no accelerator is; the platform registers all but those of `slots`."""
+    from sglang_dspark.cpu import defaults, slots
+    from sglang_dspark.cpu.processes import forkserver
+
+    return defaults, slots, forkserver
+
+
+def rows() -> list[SglangName]:
+    """Every row of the compatibility check: the table, and one of each hook."""
+    from sglang_dspark.contract.compatibility_table import TABLE
+
+    modules = (*hooked_everywhere(), *hooked_on_cpu())
+    return [*TABLE, *(hook.row for module in modules for hook in module.HOOKS)]
 
 
 def _worker_class(server_args):
+    """Asked for by a scheduler when it starts, when all that we use of SGLang is loaded or about to be."""
+    from sglang_dspark.contract.compatibility import require_compatible
+
+    require_compatible(rows(), importing=True)
     from sglang_dspark.step.worker import DSparkWorker
 
     return DSparkWorker
-
-
-def _flatten_draft_config(*args, draft_hf_config, **kwargs):
-    """The engine looks for a draft's layer ids at the top or under `dflash_config`; ours may be under `dspark_config`."""
-    nested = getattr(draft_hf_config, "dspark_config", None)
-    if isinstance(nested, dict):
-        for key, value in nested.items():
-            setattr(draft_hf_config, key, value)
-    return args, {"draft_hf_config": draft_hf_config, **kwargs}

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dspark.settings import config as config_module
-from sglang_dspark.settings.config import ACCEPT_RULES, SUPPORTED_VERIFY_MODES, ConfigError, DSparkConfig
+from sglang_dspark.settings.config import ACCEPT_RULES, VERIFY_MODES, ConfigError, DSparkConfig
 
 WRONG = [
     ({"verify_mode": "fast"}, "--verify-mode fast"),
@@ -53,12 +52,6 @@ def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed():
         DSparkConfig.from_dict({"max_windows": 3})
 
 
-def test_a_mode_that_this_version_cannot_run_is_refused_with_those_it_can(monkeypatch):
-    monkeypatch.setattr(config_module, "SUPPORTED_VERIFY_MODES", ("static", "off"))
-    with pytest.raises(ConfigError, match="compact is not in this version: use static or off"):
-        DSparkConfig(verify_mode="compact")
-
-
 def test_the_settings_cannot_be_changed_after_they_were_checked():
     with pytest.raises(AttributeError):
         DSparkConfig().min_window = -1
@@ -71,7 +64,7 @@ def test_a_file_that_does_not_exist_is_refused_and_one_that_does_is_not(tmp_path
         DSparkConfig(calibration=str(tmp_path / "absent.json")).check_files()
 
 
-@given(mode=st.sampled_from(SUPPORTED_VERIFY_MODES), rule=st.sampled_from(ACCEPT_RULES))
+@given(mode=st.sampled_from(VERIFY_MODES), rule=st.sampled_from(ACCEPT_RULES))
 def test_settings_survive_json_and_pickle(mode, rule):
     config = DSparkConfig(verify_mode=mode, accept_rule=rule)
     assert DSparkConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config

@@ -15,63 +15,36 @@ from __future__ import annotations
 import torch
 
 from .backend import use_triton
-from .group import Group, chunks, part
 from .gumbel import race
-from .ragged import RaggedBatch
-from .sampling import SamplingRows, draw, filtered_weights, first_argmax, probabilities
-from .types import AcceptResult, AcceptRule, BlockDraft, RequestRules, StepNoise
+from .sampling import draw, filtered_weights, first_argmax, probabilities
+from .types import AcceptResult, AcceptRule
+from .verified import Group, Verified
 
 
-def accept(
-    target_logits: torch.Tensor,
-    batch: RaggedBatch,
-    draft: BlockDraft,
-    rows: SamplingRows,
-    rules: RequestRules,
-    noise: StepNoise,
-) -> AcceptResult:
-    """Judge a verified batch.
+def accept(verified: Verified) -> AcceptResult:
+    """Judge a verified batch: AcceptResult of its R requests.
 
-    Args:
-        target_logits: [M, V] of the batch's ragged rows, any float dtype, penalties and grammar masks (-inf) already
-            applied; padding rows are not read. Not modified.
-        batch: how the rows belong to requests. draft: what was drafted (k >= every window).
-        rows: sampling parameters of the R requests. rules, noise: as given to `sample_block` in this step.
-    Returns:
-        AcceptResult of R requests.
     Source: each rule names its own.
     """
-    requests, block = draft.tokens.shape
-    if batch.requests != requests or batch.block_size != block or len(rules.rules) != requests:
-        raise ValueError("batch, draft and rules speak of different batches")
-    if rules.need_coins and draft.probs is None:
-        raise ValueError("a batch drafted greedily has no q: its requests must follow the greedy or the coupled rule")
-    if use_triton(target_logits):
+    if use_triton(verified.logits):
         from .accept_triton import accept_triton
 
-        return accept_triton(target_logits, batch, draft, rows, rules, noise)
-    return accept_torch(target_logits, batch, draft, rows, rules, noise)
+        return accept_triton(verified)
+    return accept_torch(verified)
 
 
-def accept_torch(
-    target_logits: torch.Tensor,
-    batch: RaggedBatch,
-    draft: BlockDraft,
-    rows: SamplingRows,
-    rules: RequestRules,
-    noise: StepNoise,
-) -> AcceptResult:
+def accept_torch(verified: Verified) -> AcceptResult:
     """The torch path of `accept`: by rule, a few requests at a time."""
-    requests, block = draft.tokens.shape
-    device = target_logits.device
+    requests, block = verified.draft.tokens.shape
+    device = verified.logits.device
     result = AcceptResult(
         torch.empty(requests, dtype=torch.int64, device=device),
         torch.empty(requests, block + 1, dtype=torch.int64, device=device),
         torch.empty(requests, block, dtype=torch.float32, device=device),
     )
-    for rule, members in rules.groups.items():
-        for some in chunks(members, batch, target_logits):
-            judged = RULES[rule](part(target_logits, batch, draft, rows, noise, some))
+    for rule, members in verified.noise.rules.groups.items():
+        for some, group in verified.parts(members):
+            judged = RULES[rule](group)
             for name in ("lengths", "tokens", "acceptance"):
                 getattr(result, name)[some] = getattr(judged, name)
     return result
@@ -87,7 +60,7 @@ def accept_greedy(group: Group) -> AcceptResult:
 
 def accept_coupled(group: Group) -> AcceptResult:
     """Seeded requests: every row emits y = argmax(log p + g), g a hash of (seed, position, token id); a draft is
-    accepted while it equals y. So the text is the seeded sampler's own, whatever was drafted (docs/design.md section 2).
+    accepted while it equals y. So the text is the seeded sampler's own, whatever was drafted (docs/design.md, rules).
     """
     positions = group.positions[group.request] + 1 + group.column
     y = race(filtered_weights(group.logits, group.rows), group.seeds[group.request], positions)
@@ -113,7 +86,7 @@ def accept_token(group: Group) -> AcceptResult:
     # A cap does not spare the bonus row: it is judged too (as long as something was drafted for it).
     judged = group.slots <= group.windows[:, None]
     # A slot behind the window may not have been drawn at all (`sample_windows`): its law is zero, and p is drawn from.
-    stop = _leading((group.accept_coins[:, : group.draft.block_size] * qx < px) & judged & (qx > 0))
+    stop = _leading((group.coins.accept[:, : group.draft.block_size] * qx < px) & judged & (qx > 0))
     ones = torch.ones_like(px)
     final = _draw_final(group, p, stop, torch.nn.functional.pad(ones, (0, 1)))
     # stop == w + 1: the draft at the bonus row was accepted, and is the last token to be emitted.
@@ -136,7 +109,7 @@ def accept_block(group: Group) -> AcceptResult:
     overlap, scaled_overlap = _overlaps(group, p, scale)
     threshold = block_thresholds(scale, scaled_overlap)
     threshold = torch.where(group.slots + 1 == group.windows[:, None], scale[:, 1:], threshold)
-    passed = (group.accept_coins[:, : group.draft.block_size] < threshold) & (group.slots < group.windows[:, None])
+    passed = (group.coins.accept[:, : group.draft.block_size] < threshold) & (group.slots < group.windows[:, None])
     stop = torch.where(passed, group.slots + 1, 0).amax(dim=1)
     residual_scale = torch.where(torch.arange(scale.shape[1], device=p.device) < group.windows[:, None], scale, 0.0)
     final = _draw_final(group, p, stop, residual_scale)
@@ -198,21 +171,13 @@ def _overlaps(group: Group, p: torch.Tensor, scale: torch.Tensor | None) -> tupl
     """Σ min(p, q) and Σ min(s p, q) at every verified slot: float32 [n, k], NaN elsewhere."""
     inside = group.slots < group.windows[:, None]
     support = group.draft.support
-    if (support is None or support.dim() == 1) and bool(inside.all()):  # whole windows: views instead of gathers
-        on_support = p if support is None else p.index_select(1, support)
-        on_support = on_support.view(*group.draft.probs.shape[:1], -1, on_support.shape[1])[:, :-1]
-        q = group.draft.probs
+    on_support = p if support is None else p.index_select(1, support)
+    if bool(inside.all()):  # whole windows: views instead of gathers
+        on_support, q = on_support.view(*inside.shape[:1], -1, on_support.shape[1])[:, :-1], group.draft.probs
         plain = torch.minimum(on_support, q).sum(dim=-1)
         return plain, None if scale is None else torch.minimum(on_support * scale[:, :-1, None], q).sum(dim=-1)
     request, slot = torch.nonzero(inside, as_tuple=True)
-    row = group.first[request] + slot
-    if support is None:
-        on_support = p[row]
-    elif support.dim() == 1:
-        on_support = p.index_select(1, support)[row]
-    else:
-        on_support = p[row[:, None], support[request, slot]]
-    q = group.draft.probs[request, slot]
+    on_support, q = on_support[group.first[request] + slot], group.draft.probs[request, slot]
     plain = torch.full(inside.shape, torch.nan, device=p.device)
     plain[request, slot] = torch.minimum(on_support, q).sum(dim=-1)
     if scale is None:
@@ -235,19 +200,17 @@ def _draw_final(group: Group, p: torch.Tensor, stop: torch.Tensor, scale: torch.
     weights = p.index_select(0, row)
     if bool((s > 0).any()):
         weights *= torch.where(s > 0, s, 1.0)
-        _subtract_(weights, group.draft.probs[requests, slot] * (s > 0), group.draft.support, requests, slot)
+        _subtract_(weights, group.draft.probs[requests, slot] * (s > 0), group.draft.support)
         empty = weights.sum(dim=-1) <= 0
         if bool(empty.any()):
             weights[empty] = p[row[empty]]
-    return draw(weights, group.final_coins[requests, stop.clamp(max=block)])
+    return draw(weights, group.coins.final[requests, stop.clamp(max=block)])
 
 
-def _subtract_(
-    weights: torch.Tensor, q: torch.Tensor, support: torch.Tensor | None, request: torch.Tensor, slot: torch.Tensor
-) -> None:
+def _subtract_(weights: torch.Tensor, q: torch.Tensor, support: torch.Tensor | None) -> None:
     """weights = (weights - q)+ in place; weights [n, V], q [n, C] on its support."""
     if support is None:
         weights.sub_(q).clamp_(min=0.0)
         return
-    ids = support.expand(len(q), -1) if support.dim() == 1 else support[request, slot]
+    ids = support.expand(len(q), -1)
     weights.scatter_(1, ids, weights.gather(1, ids).sub_(q).clamp_(min=0.0))

@@ -1,8 +1,11 @@
 """Triton path of `accept.py`: the four rules in one batch, without a host synchronisation.
 
-Launches: the law of every row that needs one (the one [M, V] float32 buffer), the target's own token of greedy and
-coupled rows, the overlap sums of every verified slot, and one program per request that judges and commits. The last
-turns its stop row of p into the residual in place, so no second buffer exists.
+Launches: over chunks of rows, the law of every row that needs one, then what acceptance must know of it (`rows_triton`);
+one program per request that decides; and one that draws the token after the accepted drafts. The last turns its row of p
+into the residual in place.
+
+The law is the only large buffer. A batch whose rows fit one chunk keeps it until the final draw; a larger one recomputes
+the R rows it stopped at. How many chunks there are follows from the batch's host number of rows.
 """
 
 from __future__ import annotations
@@ -10,69 +13,12 @@ from __future__ import annotations
 import torch
 
 from .backend import jit, tl
-from .gumbel_triton import row_race
-from .ragged import RaggedBatch
-from .sampling import SamplingRows
-from .sampling_triton import NORMALISED, RAW, SKIP, block_for, dense_rows, law_triton, row_argmax, row_draw
-from .stops_triton import block_stop, joint_ratio, token_stop
-from .types import AcceptResult, AcceptRule, BlockDraft, RequestRules, StepNoise
-
-
-@jit
-def own_token_kernel(
-    logits_ptr, p_ptr, rule_ptr, request_ptr, column_ptr, seed_ptr, position_ptr, own_ptr, live_ptr,
-    V, logits_stride, HAS_P: tl.constexpr, ARGMAX_BLOCK: tl.constexpr, RACE_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The token that the target emits by itself: argmax on greedy rows, argmax(log p + g) on coupled ones."""
-    row = tl.program_id(0)
-    if row < tl.load(live_ptr):
-        request = tl.load(request_ptr + row)
-        rule = tl.load(rule_ptr + request)
-        if rule == 0:
-            _, first = row_argmax(logits_ptr + row.to(tl.int64) * logits_stride, V, ARGMAX_BLOCK)
-            tl.store(own_ptr + row, first.to(tl.int64))
-        if HAS_P:  # noqa: SIM102 - the first is decided at compile time
-            if rule == 3:
-                position = tl.load(position_ptr + request) + 1 + tl.load(column_ptr + row)
-                p_row = p_ptr + row.to(tl.int64) * V
-                won = row_race(p_row, p_row, V, tl.load(seed_ptr + request), position, False, RACE_BLOCK)
-                tl.store(own_ptr + row, won.to(tl.int64))
-
-
-@jit
-def overlap_kernel(
-    p_ptr, q_ptr, support_ptr, token_ptr, column_ptr, rule_ptr, window_ptr, indptr_ptr, plain_ptr, scaled_ptr,
-    K, V, C, support_r, support_k, HAS_SUPPORT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Σ min(p, q) and Σ min(s p, q) of one slot (request, k): NaN and 0 where it is not verified."""
-    r = tl.program_id(0)
-    k = tl.program_id(1)
-    rule = tl.load(rule_ptr + r)
-    first = tl.load(indptr_ptr + r)
-    plain = tl.full([1], float("nan"), tl.float32)
-    scaled = tl.zeros([1], tl.float32)
-    if ((rule == 1) | (rule == 2)) & (k < tl.load(window_ptr + r)):
-        q_row = q_ptr + (r * K).to(tl.int64) * C
-        scale = joint_ratio(p_ptr, token_ptr + r * K, column_ptr + r * K, q_row, first, k, V, C)
-        p_row = p_ptr + (first + k).to(tl.int64) * V
-        lanes = tl.arange(0, BLOCK)
-        sum_plain = tl.zeros([BLOCK], tl.float32)
-        sum_scaled = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, C, BLOCK):
-            c = start + lanes
-            q = tl.load(q_row + k * C + c, mask=c < C, other=0.0)
-            token = c.to(tl.int64)
-            if HAS_SUPPORT:
-                ids = support_ptr + r.to(tl.int64) * support_r + k * support_k
-                token = tl.load(ids + c, mask=c < C, other=0)
-            p = tl.load(p_row + token, mask=c < C, other=0.0)
-            sum_plain += tl.minimum(p, q)
-            sum_scaled += tl.minimum(p * scale, q)
-        plain = tl.zeros([1], tl.float32) + tl.sum(sum_plain, axis=0)
-        scaled = tl.zeros([1], tl.float32) + tl.sum(sum_scaled, axis=0)
-    one = tl.arange(0, 1)
-    tl.store(plain_ptr + r * K + k + one, plain)
-    tl.store(scaled_ptr + r * K + k + one, scaled)
+from .memory import row_chunks
+from .rows_triton import overlap_kernel, row_kernel
+from .sampling_triton import NORMALISED, RAW, SKIP, block_for, dense_rows, law_triton, row_draw
+from .stops_triton import block_stop, token_stop
+from .types import AcceptResult, AcceptRule
+from .verified import Verified
 
 
 @jit
@@ -123,12 +69,12 @@ def residual_draw(
 
 @jit
 def judge_kernel(
-    p_ptr, q_ptr, support_ptr, token_ptr, column_ptr, rule_ptr, window_ptr, indptr_ptr, own_ptr, scaled_ptr,
-    accept_ptr, final_ptr, length_ptr, out_ptr, acceptance_ptr,
-    K, V, C, coin_stride, support_r, support_k,
-    HAS_P: tl.constexpr, HAS_SUPPORT: tl.constexpr, K2: tl.constexpr, BLOCK: tl.constexpr,
+    px_ptr, q_ptr, token_ptr, column_ptr, rule_ptr, window_ptr, indptr_ptr, own_ptr, scaled_ptr, accept_ptr,
+    length_ptr, out_ptr, acceptance_ptr, stop_row_ptr, stop_scale_ptr, K, C, coin_stride,
+    HAS_Q: tl.constexpr, K2: tl.constexpr,
 ):  # fmt: skip
-    """One request: how many drafts are accepted, the token after them, and what is committed."""
+    """One request: how many drafts are accepted, what is committed, and the row and scale of the residual that the last
+    token is drawn from (row -1: it is known already; scale 0: from the target's law itself)."""
     r = tl.program_id(0)
     rule = tl.load(rule_ptr + r)
     w = tl.load(window_ptr + r).to(tl.int32)
@@ -136,7 +82,9 @@ def judge_kernel(
     tokens = token_ptr + r * K
     slot = tl.arange(0, K2)
     accepted = 0
-    last = tl.load(tokens) * 0
+    last = tl.load(own_ptr) * 0
+    stop_row = first * 0 - 1
+    scale = 0.0
     if (rule == 0) | (rule == 3):  # emit the target's own tokens up to the first that the draft missed
         running = 1
         for k in range(w):
@@ -147,117 +95,147 @@ def judge_kernel(
             own = tl.load(own_ptr + first + slot, mask=slot < w, other=0)
             hit = (own == tl.load(tokens + slot, mask=slot < w, other=0)).to(tl.float32)
             tl.store(acceptance_ptr + r * K + slot, hit, mask=slot < w)
-    if HAS_P:
+    if HAS_Q:
         q = q_ptr + (r * K).to(tl.int64) * C
         columns = column_ptr + r * K
         coins = accept_ptr + r * coin_stride
-        stop = 0
-        stop_scale = 1.0
-        if rule == 1:
-            stop = token_stop(p_ptr, q, tokens, columns, coins, first, w, K, V, C)
-        if rule == 2:
-            stop, stop_scale = block_stop(p_ptr, q, tokens, columns, coins, scaled_ptr + r * K, first, w, V, C)
+        px = px_ptr + first
         if (rule == 1) | (rule == 2):
+            stop = 0
+            scale = 1.0
+            if rule == 1:
+                stop = token_stop(px, q, columns, coins, w, K, C)
+            else:
+                stop, scale = block_stop(px, q, columns, coins, scaled_ptr + r * K, w, C)
             accepted = tl.minimum(stop, w)
             if stop > w:  # only the token rule: the draft at the bonus row passed
                 last = tl.load(tokens + w)
             else:
+                stop_row = first + stop
                 from_target = ((rule == 2) & (stop == w)) | (stop == K)
-                s = tl.where(from_target, 0.0, stop_scale)
-                at = tl.minimum(stop, K - 1)
-                ids = support_ptr + r.to(tl.int64) * support_r + at * support_k
-                uniform = tl.load(final_ptr + r * coin_stride + stop)
-                p_row = p_ptr + (first + stop).to(tl.int64) * V
-                last = residual_draw(p_row, q + at * C, ids, s, uniform, V, C, HAS_SUPPORT, BLOCK).to(tl.int64)
+                scale = tl.where(from_target, 0.0, scale)
     tl.store(length_ptr + r, (accepted + 1).to(tl.int64))
+    tl.store(stop_row_ptr + r, stop_row.to(tl.int64))
+    tl.store(stop_scale_ptr + r, scale)
     committed = tl.load(tokens + slot, mask=slot < accepted, other=0)
     committed = tl.where(slot == accepted, last, committed)
     tl.store(out_ptr + r * (K + 1) + slot, committed, mask=slot < K + 1)
 
 
-def accept_triton(
-    target_logits: torch.Tensor,
-    batch: RaggedBatch,
-    draft: BlockDraft,
-    rows: SamplingRows,
-    rules: RequestRules,
-    noise: StepNoise,
-) -> AcceptResult:
+@jit
+def final_kernel(
+    p_ptr, q_ptr, support_ptr, stop_row_ptr, stop_scale_ptr, final_ptr, length_ptr, out_ptr, first_request, K, V, C,
+    coin_stride, BY_ROW: tl.constexpr, HAS_SUPPORT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The token after the accepted drafts of one request. p holds every row of the batch (BY_ROW), or one per program."""
+    local = tl.program_id(0)
+    r = first_request + local
+    stop_row = tl.load(stop_row_ptr + r)
+    if stop_row >= 0:
+        stop = tl.load(length_ptr + r) - 1
+        q_row = q_ptr + (r.to(tl.int64) * K + tl.minimum(stop, K - 1)) * C
+        p_row = p_ptr + local.to(tl.int64) * V
+        if BY_ROW:
+            p_row = p_ptr + stop_row * V
+        uniform = tl.load(final_ptr + r * coin_stride + stop)
+        scale = tl.load(stop_scale_ptr + r)
+        drawn = residual_draw(p_row, q_row, support_ptr, scale, uniform, V, C, HAS_SUPPORT, BLOCK)
+        tl.store(out_ptr + r * (K + 1) + stop, drawn.to(tl.int64))
+
+
+class _Judging:
+    """One batch on its way through the kernels; buffers that several launches share."""
+
+    def __init__(self, verified: Verified):
+        batch, draft, noise = verified.batch, verified.draft, verified.noise
+        self.verified, self.logits, self.rules = verified, dense_rows(verified.logits), noise.rules
+        self.batch, self.noise = batch, noise
+        self.requests, self.block = draft.tokens.shape
+        self.vocab, self.device = self.logits.shape[1], self.logits.device
+        self.tokens, self.columns = draft.tokens.contiguous(), draft.columns.contiguous()
+        self.q = draft.probs.contiguous() if self.rules.need_coins else None
+        self.support = draft.support
+        self.live = batch.qo_indptr[-1:]
+        self.own = torch.empty(batch.rows, dtype=torch.int64, device=self.device)
+        self.px = torch.empty(batch.rows, dtype=torch.float32, device=self.device)
+        self.acceptance = torch.full((self.requests, self.block), torch.nan, device=self.device)
+        self.scaled = torch.zeros(self.requests, self.block, device=self.device)
+
+    def modes(self) -> torch.Tensor:
+        """What the law kernel does with each row, int32 [M]: coupled rows stay as the seeded sampler has them."""
+        batch = self.batch
+        rule = self.rules.rule[batch.row_to_request]
+        mode = torch.where(rule == AcceptRule.COUPLED, RAW, NORMALISED)
+        return torch.where(batch.live & (rule != AcceptRule.GREEDY), mode, SKIP).to(torch.int32)
+
+    def rows(self, start: int, end: int, p: torch.Tensor | None) -> None:
+        """What a chunk of rows tells, given its laws."""
+        batch, noise, count = self.batch, self.noise, end - start
+        row_kernel[(count,)](
+            self.logits, self.px if p is None else p, self.rules.rule, batch.row_to_request, batch.row_to_column,
+            self.tokens, noise.seeds, noise.positions, self.live, self.own, self.px, start, self.block, self.vocab,
+            self.logits.stride(0), HAS_P=p is not None, ARGMAX_BLOCK=block_for(self.vocab),
+            RACE_BLOCK=min(1024, block_for(self.vocab)), num_warps=8,
+        )  # fmt: skip
+        if self.q is not None and self.block:
+            columns = self.q.shape[2]
+            overlap_kernel[(count,)](
+                p, self.q, self.own if self.support is None else self.support, self.px, self.columns, self.rules.rule,
+                batch.row_to_request, batch.row_to_column, batch.windows, batch.qo_indptr, self.live, self.acceptance,
+                self.scaled, start, self.block, self.vocab, columns, HAS_SUPPORT=self.support is not None,
+                BLOCK=min(1024, block_for(columns)), num_warps=4,
+            )  # fmt: skip
+
+    def decide(self) -> tuple[AcceptResult, torch.Tensor, torch.Tensor]:
+        """Lengths and all tokens but those that are drawn; the rows these are drawn at [R], and their scales [R]."""
+        batch, coins, own = self.batch, self.noise.coins, self.own
+        lengths, stop_row = torch.empty(2, self.requests, dtype=torch.int64, device=self.device)
+        scale = torch.empty(self.requests, dtype=torch.float32, device=self.device)
+        tokens = torch.empty(self.requests, self.block + 1, dtype=torch.int64, device=self.device)
+        has_q = self.q is not None
+        judge_kernel[(self.requests,)](
+            self.px, self.q if has_q else self.px, self.tokens if self.block else own, self.columns if self.block else own,
+            self.rules.rule, batch.windows, batch.qo_indptr, own, self.scaled, coins.accept if has_q else self.px, lengths,
+            tokens, self.acceptance, stop_row, scale, self.block, self.q.shape[2] if has_q else 1,
+            coins.accept.shape[1] if has_q else 1, HAS_Q=has_q, K2=1 << self.block.bit_length(),
+        )  # fmt: skip
+        return AcceptResult(lengths, tokens, self.acceptance), stop_row, scale
+
+    def draw(
+        self, result: AcceptResult, stop_row: torch.Tensor, scale: torch.Tensor, p: torch.Tensor, start: int, end: int
+    ) -> None:
+        """The last tokens of requests start .. end, into the result. p [end - start, V] are the laws of their stop rows;
+        of all requests at once it may be the whole batch's [M, V]."""
+        coins, columns = self.noise.coins, self.q.shape[2]
+        final_kernel[(end - start,)](
+            p, self.q, self.own if self.support is None else self.support, stop_row, scale, coins.final, result.lengths,
+            result.tokens, start, self.block, self.vocab, columns, coins.final.shape[1], BY_ROW=len(p) > end - start,
+            HAS_SUPPORT=self.support is not None, BLOCK=min(1024, block_for(self.vocab)), num_warps=8,
+        )  # fmt: skip
+
+
+def accept_triton(verified: Verified) -> AcceptResult:
     """As `accept`, without a synchronisation. Padding rows are skipped by their number, never read."""
-    logits = dense_rows(target_logits)
-    rule = rules.rule
-    live = batch.qo_indptr[-1:]
-    p = None
-    if not rules.only(AcceptRule.GREEDY):
-        p = law_triton(logits, rows, True, batch.row_to_request, _modes(batch, rule, live, len(logits)))
-    own = _own_tokens(logits, p, batch, rule, rules, noise, live)
-    return judge_triton(p, own, batch, draft, rule, noise)
-
-
-def _modes(batch: RaggedBatch, rule: torch.Tensor, live: torch.Tensor, rows: int) -> torch.Tensor:
-    """What the law kernel does with each row: int32 [M]. Coupled rows stay as the seeded sampler has them."""
-    of_rule = torch.full((4,), NORMALISED, dtype=torch.int32, device=rule.device)
-    of_rule[AcceptRule.GREEDY] = SKIP
-    of_rule[AcceptRule.COUPLED] = RAW
-    mode = of_rule[rule[batch.row_to_request].to(torch.int64)]
-    return torch.where(torch.arange(rows, device=rule.device) < live, mode, SKIP)
-
-
-def _own_tokens(
-    logits: torch.Tensor,
-    p: torch.Tensor | None,
-    batch: RaggedBatch,
-    rule: torch.Tensor,
-    rules: RequestRules,
-    noise: StepNoise,
-    live: torch.Tensor,
-) -> torch.Tensor:
-    """int64 [M], set on greedy and coupled rows."""
-    own = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    if AcceptRule.GREEDY in rules.groups or AcceptRule.COUPLED in rules.groups:
-        vocab = logits.shape[1]
-        own_token_kernel[(len(logits),)](
-            logits, logits if p is None else p, rule, batch.row_to_request, batch.row_to_column, noise.seeds,
-            noise.positions, own, live, vocab, logits.stride(0), HAS_P=p is not None,
-            ARGMAX_BLOCK=block_for(vocab), RACE_BLOCK=min(1024, block_for(vocab)), num_warps=8,
-        )  # fmt: skip
-    return own
-
-
-def judge_triton(
-    p: torch.Tensor | None,
-    own: torch.Tensor,
-    batch: RaggedBatch,
-    draft: BlockDraft,
-    rule: torch.Tensor,
-    noise: StepNoise,
-) -> AcceptResult:
-    """The decisions, given the target's law p [M, V] (overwritten) and own tokens [M]."""
-    device = own.device
-    requests, block = draft.tokens.shape
-    lengths = torch.empty(requests, dtype=torch.int64, device=device)
-    tokens = torch.empty(requests, block + 1, dtype=torch.int64, device=device)
-    acceptance = torch.full((requests, block), torch.nan, device=device)
-    scaled = torch.empty(requests, block, device=device)
-    drafted, columns, support = draft.tokens.contiguous(), draft.columns.contiguous(), draft.support
-    has_p = p is not None and draft.probs is not None and noise.coins is not None
-    q = draft.probs.contiguous() if has_p else own
-    support_strides = (0, 0)
-    if support is not None and support.dim() == 3:
-        support = support.contiguous()
-        support_strides = (support.stride(0), support.stride(1))
-    ids = own if support is None else support
-    C, V = (q.shape[2], p.shape[1]) if has_p else (1, 1)
-    if has_p:
-        overlap_kernel[(requests, block)](
-            p, q, ids, drafted, columns, rule, batch.windows, batch.qo_indptr, acceptance, scaled,
-            block, V, C, *support_strides, HAS_SUPPORT=support is not None, BLOCK=min(1024, block_for(C)), num_warps=4,
-        )  # fmt: skip
-    judge_kernel[(requests,)](
-        p if has_p else own, q, ids, drafted, columns, rule, batch.windows, batch.qo_indptr, own, scaled,
-        noise.coins.accept if has_p else own, noise.coins.final if has_p else own, lengths, tokens, acceptance,
-        block, V, C, block + 1 if not has_p else noise.coins.accept.shape[1], *support_strides,
-        HAS_P=has_p, HAS_SUPPORT=support is not None, K2=1 << block.bit_length(),
-        BLOCK=min(1024, block_for(V)), num_warps=8,
-    )  # fmt: skip
-    return AcceptResult(lengths, tokens, acceptance)
+    j, rows, request = _Judging(verified), verified.rows, verified.batch.row_to_request
+    chunks = row_chunks(len(request), j.vocab)
+    laws = mode = None
+    if not j.rules.only(AcceptRule.GREEDY):
+        mode = j.modes()
+        laws = torch.empty(chunks[0][1], j.vocab, dtype=torch.float32, device=j.device)
+    for start, end in chunks:
+        if mode is not None:
+            law_triton(j.logits[start:end], rows, True, request[start:end], mode[start:end], out=laws[: end - start])
+        j.rows(start, end, laws)
+    result, stop_row, scale = j.decide()
+    if j.q is None:
+        return result
+    if len(chunks) == 1:
+        j.draw(result, stop_row, scale, laws, 0, j.requests)
+        return result
+    mode = torch.where(stop_row >= 0, NORMALISED, SKIP).to(torch.int32)
+    everyone = torch.arange(j.requests, device=j.device)
+    for start, end in row_chunks(j.requests, j.vocab):
+        some, law = slice(start, end), laws[: end - start]
+        law_triton(j.logits, rows, True, everyone[some], mode[some], source=stop_row[some], out=law)
+        j.draw(result, stop_row, scale, law, start, end)
+    return result

@@ -1,4 +1,4 @@
-"""Which implementation runs: Triton on a GPU, torch elsewhere. The one place that imports triton.
+"""Which implementation runs: Triton on a GPU, torch (or numba) elsewhere. The one place that imports triton.
 
 A machine without a working triton must still serve, so every other module takes `triton`, `tl` and `jit` from here.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import torch
 
@@ -26,6 +27,8 @@ except ImportError:  # CPU-only builds of torch come without triton
         """Stand-in for `triton.jit`: the kernel stays importable and is never launched."""
         return function
 
+
+HAS_NUMBA = find_spec("numba") is not None  # imported where it is used: it takes half a second
 
 _PREFER_TORCH = False
 

@@ -1,4 +1,4 @@
-"""The confidence head: the log-odds that a drafted token is accepted, given that all before it were (paper Eq. 7)."""
+"""The confidence head: the log-odds that a drafted token is accepted, given that all before it were (DSpark, Eq. 7)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class ConfidenceHead(nn.Module):
         """Logits of acceptance.
 
         Args:
-            hidden: [R, k, d], the draft's post-norm hidden states (what its lm_head reads).
-            prev_embedding: [R, k, r], W1 of the token *before* each slot (the anchor first); None without Markov rank.
+            hidden: [..., d], the draft's post-norm hidden states (what its lm_head reads).
+            prev_embedding: [..., r], W1 of the token *before* each slot (the anchor first); None without Markov rank.
         Returns:
-            float32 [R, k] logits, before calibration.
+            float32 [...] logits, before calibration.
         Raises:
             ValueError: an embedding is missing or not wanted.
         """
         if (prev_embedding is not None) != self.reads_tokens:
             raise ValueError("prev_embedding must be given exactly when the head has a Markov rank")
-        weight = self.proj.weight[0]
+        weight = self.proj.weight[0].to(hidden.dtype)
         logits = hidden @ weight[: self.hidden_size]
         if prev_embedding is not None:  # two dot products instead of a concatenation
             logits = logits + prev_embedding.to(weight.dtype) @ weight[self.hidden_size :]

@@ -39,7 +39,7 @@ def filter_rows(p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p
         mass = values.sum(dim=-1)
         complete = (threshold == bound[pending]) | (mass > top_p[pending] + MARGIN)
         done = pending[complete]
-        kept = _keep(values[complete], top_k[done], top_p[done], min_p[done])
+        kept = keep(values[complete], top_k[done], top_p[done], min_p[done])
         # Padding is token 0 with value 0: adding it changes nothing.
         result[done] = result[done].scatter_add_(1, tokens[complete], kept)
         pending = pending[~complete]
@@ -129,8 +129,8 @@ def _candidates(
     return values, tokens
 
 
-def _keep(values: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Zero the candidates [r, c] that the filters remove."""
+def keep(values: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Zero the candidates [r, c] that the filters remove; each row's are in the order of their token ids."""
     ranked, order = torch.sort(values, dim=-1, descending=True, stable=True)
     kept = torch.arange(ranked.shape[1], device=values.device) < top_k[:, None]
     before = ranked.cumsum(dim=-1) - ranked

@@ -30,20 +30,6 @@ class RowBuffer:
     padding: float = 0
 
 
-@dataclass(frozen=True)
-class FixedBuffer:
-    """A static input of a size that does not depend on rows, e.g. qo_indptr [max requests + 1].
-
-    A shorter value is accepted along the first axis; what is beyond it repeats its last entry (`repeat_last`, which
-    makes the further requests of a qo_indptr empty), or is `padding`.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.int32
-    padding: float = 0
-    repeat_last: bool = False
-
-
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
@@ -55,10 +41,10 @@ class RaggedGraph:
     """A callable over ragged rows, captured once per tier.
 
     Args:
-        function: takes the buffers by name, row buffers cut to the tier, and returns a dict of tensors whose first axis
+        function: takes the buffers by name, cut to the tier, and returns a dict of tensors whose first axis
             is rows. It must be safe to capture: no synchronisation, no allocation kept between calls.
         tiers: row counts to capture, in any order; the largest is the capacity of the static buffers.
-        rows: names and kinds of the row inputs. fixed: names and kinds of the others.
+        rows: names and kinds of the inputs.
         device: where the buffers live. capture: False runs eagerly over the same buffers even on CUDA.
     """
 
@@ -67,7 +53,6 @@ class RaggedGraph:
         function: Callable[..., Tensors],
         tiers: Sequence[int],
         rows: Mapping[str, RowBuffer],
-        fixed: Mapping[str, FixedBuffer] | None = None,
         device: torch.device | str = "cpu",
         capture: bool = True,
     ):
@@ -76,16 +61,12 @@ class RaggedGraph:
         self.function = function
         self.tiers = tuple(sorted(set(tiers)))
         self.device = torch.device(device)
-        self._row_specs, self._fixed_specs = dict(rows), dict(fixed or {})
+        self._row_specs = dict(rows)
         self._capture = capture and self.device.type == "cuda"
         self._captured: dict[int, _Captured] = {}
         self._pool = None
         self.capacity = self.tiers[-1]
         self._rows = self._row_buffers(self.capacity)
-        self._fixed = {
-            name: torch.full(spec.shape, spec.padding, dtype=spec.dtype, device=self.device)
-            for name, spec in self._fixed_specs.items()
-        }
 
     def _row_buffers(self, capacity: int) -> dict[str, torch.Tensor]:
         return {
@@ -129,7 +110,7 @@ class RaggedGraph:
         return _Captured(graph, outputs, max(0, before - torch.cuda.mem_get_info(self.device)[0]))
 
     def _arguments(self, tier: int) -> dict[str, torch.Tensor]:
-        return {name: buffer[:tier] for name, buffer in self._rows.items()} | self._fixed
+        return {name: buffer[:tier] for name, buffer in self._rows.items()}
 
     def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Run on `inputs` and return the outputs cut to the live rows.
@@ -166,9 +147,8 @@ class RaggedGraph:
             self._rows = kept
 
     def _live_rows(self, inputs: Tensors) -> int:
-        expected = self._row_specs.keys() | self._fixed_specs.keys()
-        if inputs.keys() != expected:
-            raise ValueError(f"inputs must be exactly {sorted(expected)}, got {sorted(inputs)}")
+        if inputs.keys() != self._row_specs.keys():
+            raise ValueError(f"inputs must be exactly {sorted(self._row_specs)}, got {sorted(inputs)}")
         counts = {name: inputs[name].shape[0] for name in self._row_specs}
         if len(set(counts.values())) != 1:
             raise ValueError(f"row inputs disagree on the number of rows: {counts}")
@@ -181,17 +161,6 @@ class RaggedGraph:
             buffer = self._rows[name]
             buffer[:rows].copy_(inputs[name], non_blocking=True)
             buffer[rows:tier].fill_(spec.padding)
-        for name, spec in self._fixed_specs.items():
-            value, buffer = inputs[name], self._fixed[name]
-            self._check(name, value, spec.shape[1:], spec.dtype)
-            if value.shape[0] > buffer.shape[0]:
-                raise ValueError(f"{name} has {value.shape[0]} entries, its buffer holds {buffer.shape[0]}")
-            buffer[: value.shape[0]].copy_(value, non_blocking=True)
-            beyond = buffer[value.shape[0] :]
-            if spec.repeat_last:
-                beyond.copy_(value[-1:].expand_as(beyond))
-            else:
-                beyond.fill_(spec.padding)
 
     @staticmethod
     def _check(name: str, value: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

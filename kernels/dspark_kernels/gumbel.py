@@ -3,8 +3,8 @@
 argmax(log p + g) with g = -log E, E = -log(1 - v) is argmax(p / E): the same choice without a logarithm of p, without
 minus infinities, and without normalising p. v is a hash of (seed, absolute position, token id), so the token that a
 seeded request emits depends on its logits, its seed and the position alone: not on the draft, the window, the
-verify mode or the batch. Source: exponential races / Gumbel-max (Maddison et al. 2014); the coupling is docs/design.md
-section 2; the mixer is the two-multiplication 32-bit finaliser "lowbias32" (public domain, C. Wellons).
+verify mode or the batch. Source: exponential races / Gumbel-max (Maddison et al. 2014); the coupling is
+docs/design.md (rules); the mixer is the two-multiplication 32-bit finaliser "lowbias32" (public domain, C. Wellons).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from functools import lru_cache
 
 import torch
 
-from .backend import use_triton
-from .random import DOMAIN_GUMBEL, MASK32, philox
+from .backend import HAS_NUMBA, use_triton
+from .cipher import DOMAIN_GUMBEL, MASK32, philox, philox_reference
+from .sampling import filtered_weights, first_argmax
+from .types import SamplingRows
 
 CHUNK_ENTRIES = 1 << 18  # noise is made for this many (row, token) pairs at a time, whatever the batch
 RATIO = 18.0  # above E(v) / v for every v: E <= 24 log 2 < 16.64 at the largest v, 1 - 2**-24
@@ -50,8 +52,22 @@ def _mixed_ids(vocab: int, device: torch.device) -> torch.Tensor:
     return _mix32_(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
 
 
+def token_hashes(columns: int, token_ids: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """The hash of each column's token id (int64 [C]; None: the column itself): int32 [C]."""
+    return _mixed_ids(columns, device) if token_ids is None else _mix32_((token_ids + 1).to(torch.int32))
+
+
 def noise_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Two int32 keys per row from (seed, absolute position): int32 [N, 2]."""
+    if HAS_NUMBA and seeds.device.type == "cpu":
+        from .random_numba import keys_numba
+
+        return keys_numba(seeds, positions)
+    return noise_keys_torch(seeds, positions)
+
+
+def noise_keys_torch(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The torch path of `noise_keys`."""
     word0, word1, _, _ = philox(seeds, positions, torch.zeros_like(seeds), DOMAIN_GUMBEL)
     return torch.stack((word0, word1), dim=-1).to(torch.int32)
 
@@ -83,8 +99,6 @@ def race_reference(weights: list[float], seed: int, position: int, token_ids: li
     """The winning index on Python numbers: argmax of log(weight) + Gumbel(seed, position, token id)."""
     import math
 
-    from .random import philox_reference
-
     key = (seed & MASK32, seed >> 32 & MASK32)
     key0, key1, _, _ = philox_reference(key, (position & MASK32, position >> 32 & MASK32, 0, DOMAIN_GUMBEL))
     best, winner = -math.inf, 0
@@ -104,7 +118,7 @@ def race(
     Args:
         weights: float32 [N, C], non-negative, need not be normalised; a zero never wins against a positive weight.
         seeds, positions: int64 [N]; the position is that of the token being drawn.
-        token_ids: None when column = token id, else int64 [C] or [N, C]: the token id of each column.
+        token_ids: None when column = token id, else int64 [C]: the token id of each column.
     Returns:
         int64 [N] winning columns, the first of equals.
     """
@@ -114,17 +128,17 @@ def race(
         return race_triton(weights, seeds, positions, token_ids)
     count, columns = weights.shape
     keys = noise_keys(seeds, positions)
-    ids = _mixed_ids(columns, weights.device) if token_ids is None else _mix32_((token_ids + 1).to(torch.int32))
+    hashes = token_hashes(columns, token_ids, weights.device)
     winners = torch.empty(count, dtype=torch.int64, device=weights.device)
     step = max(1, CHUNK_ENTRIES // columns)
     for start in range(0, count, step):
         rows = slice(start, start + step)
-        winners[rows] = _race(weights[rows], keys[rows], ids[rows] if ids.dim() == 2 else ids)
+        winners[rows] = _race(weights[rows], keys[rows], hashes)
     return winners
 
 
 def _race(weights: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The race of a few rows: [n, C], int32 [n, 2], int32 [C] or [n, C].
+    """The race of a few rows: [n, C], int32 [n, 2], int32 [C].
 
     v <= E(v) <= 17 v, so weight / v bounds the score from above and, divided by 17, from below: the logarithm is
     taken only of columns whose upper bound reaches the best lower bound.
@@ -138,3 +152,21 @@ def _race(weights: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor) -> torch
     won = score == top[row]
     winner = torch.full((len(weights),), weights.shape[1] - 1, device=score.device)
     return winner.scatter_reduce_(0, row[won], column[won], "amin")
+
+
+def seeded_sample(
+    logits: torch.Tensor, rows: SamplingRows, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """The plain seeded sampler: argmax(log p + g(seed, position, token id)), p after the filters.
+
+    The law that seeded requests have everywhere: prefill, plain decoding, and the `coupled` rule's verification.
+
+    Args:
+        logits: [N, V]; rows: N parameters (greedy rows give their argmax).
+        seeds: int64 [N]; positions: int64 [N], absolute position of the token that is drawn.
+    Returns:
+        int64 [N] token ids.
+    """
+    if rows.all_greedy:
+        return first_argmax(logits)
+    return race(filtered_weights(logits, rows), seeds, positions)

@@ -1,51 +1,12 @@
-"""Triton kernels of `random.py` and `gumbel.py`: coins of a step, and the seeded race over a row."""
+"""Triton kernels of `gumbel.py`: the seeded race over a row."""
 
 from __future__ import annotations
 
 import torch
 
 from .backend import jit, tl
+from .random_triton import high_word, low_word, mix32
 from .sampling_triton import block_for, dense_rows
-
-
-@jit
-def mix32(x):
-    """The 32-bit finaliser (uint32)."""
-    x = x ^ (x >> 16)
-    x = x * 0x7FEB352D
-    x = x ^ (x >> 15)
-    x = x * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@jit
-def low_word(x):
-    return (x & 0xFFFFFFFF).to(tl.uint32)
-
-
-@jit
-def high_word(x):
-    return ((x >> 32) & 0xFFFFFFFF).to(tl.uint32)
-
-
-@jit
-def coins_kernel(seed_ptr, step_ptr, draft_ptr, accept_ptr, final_ptr, N, BLOCK: tl.constexpr):
-    """The three uniforms of every index 0 .. N-1 of one request: float64 in [0, 1)."""
-    request = tl.program_id(0)
-    seed = tl.load(seed_ptr + request)
-    step = tl.load(step_ptr + request)
-    index = tl.arange(0, BLOCK)
-    zero = index * 0
-    word0, word1, word2, word3 = tl.philox(
-        seed, zero.to(tl.uint32) + low_word(step), zero.to(tl.uint32) + high_word(step), index.to(tl.uint32),
-        zero.to(tl.uint32),
-    )  # fmt: skip
-    out = request * N + index
-    draft = word0.to(tl.int64) * 65536 + (word3 & 0xFFFF).to(tl.int64)
-    final = word2.to(tl.int64) * 65536 + (word3 >> 16).to(tl.int64)
-    tl.store(draft_ptr + out, draft.to(tl.float64) * 3.552713678800501e-15, mask=index < N)
-    tl.store(accept_ptr + out, word1.to(tl.int64).to(tl.float64) * 2.3283064365386963e-10, mask=index < N)
-    tl.store(final_ptr + out, final.to(tl.float64) * 3.552713678800501e-15, mask=index < N)
 
 
 @jit
@@ -83,24 +44,14 @@ def row_race(w_ptr, ids_ptr, C, seed, position, HAS_IDS: tl.constexpr, BLOCK: tl
 
 @jit
 def race_kernel(
-    w_ptr, ids_ptr, seed_ptr, position_ptr, out_ptr, C, w_stride, ids_stride, HAS_IDS: tl.constexpr, BLOCK: tl.constexpr
+    w_ptr, ids_ptr, seed_ptr, position_ptr, out_ptr, C, w_stride, HAS_IDS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0)
     seed = tl.load(seed_ptr + row)
     position = tl.load(position_ptr + row)
     w_row = w_ptr + row.to(tl.int64) * w_stride
-    ids_row = ids_ptr + row.to(tl.int64) * ids_stride
-    winner = row_race(w_row, ids_row, C, seed, position, HAS_IDS, BLOCK)
+    winner = row_race(w_row, ids_ptr, C, seed, position, HAS_IDS, BLOCK)
     tl.store(out_ptr + row, winner.to(tl.int64))
-
-
-def coins_triton(seeds: torch.Tensor, steps: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-    """(draft, accept, final) uniforms, float64 [R, count] each."""
-    draft, accept, final = torch.empty(3, len(seeds), count, dtype=torch.float64, device=seeds.device)
-    coins_kernel[(len(seeds),)](
-        seeds.contiguous(), steps.contiguous(), draft, accept, final, count, BLOCK=1 << max(0, count - 1).bit_length()
-    )
-    return draft, accept, final
 
 
 def race_triton(
@@ -110,10 +61,9 @@ def race_triton(
     weights = dense_rows(weights)
     count, columns = weights.shape
     out = torch.empty(count, dtype=torch.int64, device=weights.device)
-    ids = weights if token_ids is None else dense_rows(token_ids)
     race_kernel[(count,)](
-        weights, ids, seeds.contiguous(), positions.contiguous(), out, columns, weights.stride(0),
-        0 if token_ids is None or token_ids.dim() == 1 else ids.stride(0),
+        weights, weights if token_ids is None else token_ids, seeds.contiguous(), positions.contiguous(), out, columns,
+        weights.stride(0),
         HAS_IDS=token_ids is not None, BLOCK=min(1024, block_for(columns)), num_warps=8,
     )  # fmt: skip
     return out

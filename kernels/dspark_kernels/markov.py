@@ -1,4 +1,4 @@
-"""Markov heads and left-to-right sampling of a block: p_k = softmax(U_k + B_k(x_0, x_<k)) (paper Eq. 4-6).
+"""Markov heads and left-to-right sampling of a block: p_k = softmax(U_k + B_k(x_0, x_<k)) (DSpark, Eq. 4-6).
 
 U_k are the draft backbone's logits for the whole block, made in parallel; the head adds a bias that knows the token
 just drawn. Parameter names are DeepSpec's, so its checkpoints load as they are. The draft may propose from a support
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from .gumbel import race
-from .sampling import SamplingRows, draw, first_argmax, probabilities
-from .types import AcceptRule, BlockDraft, StepNoise
+from .sampling import draw, first_argmax, probabilities
+from .types import AcceptRule, BlockDraft, SamplingRows, StepNoise
 
 State = torch.Tensor | None
 
@@ -34,27 +33,32 @@ class VanillaMarkov(nn.Module):
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, draft_vocab_size or vocab_size, bias=False)
 
-    def initial_state(self, requests: int) -> State:
-        return None
+    def latent(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        """What W2 multiplies, [..., r], and the state after this position (None: the head has none).
 
-    def feature(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        """What W2 reads: [R, r], and the state after this position. `embedding` is W1[x_{k-1}], `hidden` is h_k."""
+        Args:
+            embedding: [..., r], W1[x_{k-1}]. hidden: [..., d], h_k. state: what the last position returned, None first.
+        """
         return embedding, state
 
-    def bias(self, prev_tokens: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+    def bias(self, prev_tokens: torch.Tensor, hidden: torch.Tensor, state: State = None) -> tuple[torch.Tensor, State]:
         """B_k for one position.
 
         Args:
-            prev_tokens: int64 [R] target ids of x_{k-1}; hidden: [R, d] h_k; state: what the last call returned.
+            prev_tokens: int64 [...] target ids of x_{k-1}; hidden: [..., d] h_k; state: what the last call returned.
         Returns:
-            ([R, Vd] bias in the parameters' dtype, next state).
+            ([..., Vd] bias in the parameters' dtype, next state).
         """
-        feature, state = self.feature(self.markov_w1(prev_tokens), hidden, state)
-        return self.markov_w2(feature), state
+        latent, state = self.latent(self.markov_w1(prev_tokens), hidden, state)
+        return self.markov_w2(latent), state
+
+    def block_latents(self, prev_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """`latent` of whole blocks under teacher forcing: int64 [..., γ] and [..., γ, d] -> [..., γ, r]."""
+        return self.latent(self.markov_w1(prev_tokens), hidden, None)[0]
 
 
 class GatedMarkov(VanillaMarkov):
-    """B_k = W2 (σ(G [h_k ; W1[x_{k-1}]] + b) ⊙ W1[x_{k-1}]) (DeepSpec's code; not in the paper)."""
+    """B_k = W2 (σ(G [h_k ; W1[x_{k-1}]] + b) ⊙ W1[x_{k-1}]) (DeepSpec's code; no equation of DSpark)."""
 
     kind = "gated"
 
@@ -62,8 +66,8 @@ class GatedMarkov(VanillaMarkov):
         super().__init__(vocab_size, rank, hidden_size, draft_vocab_size)
         self.gate_proj = nn.Linear(hidden_size + rank, rank)
 
-    def feature(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        gate = torch.sigmoid(self.gate_proj(torch.cat((hidden, embedding), dim=-1)))
+    def latent(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        gate = torch.sigmoid(self.gate_proj(torch.cat((hidden.to(embedding.dtype), embedding), dim=-1)))
         return gate * embedding, state
 
 
@@ -76,21 +80,22 @@ class RnnMarkov(VanillaMarkov):
         super().__init__(vocab_size, rank, hidden_size, draft_vocab_size)
         self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
-    def initial_state(self, requests: int) -> State:
-        return self.markov_w1.weight.new_zeros(requests, self.rank)
-
-    def feature(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        gate, candidate, output = self.joint_proj(torch.cat((state, embedding, hidden), dim=-1)).chunk(3, dim=-1)
+    def latent(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        state = torch.zeros_like(embedding) if state is None else state
+        joint = self.joint_proj(torch.cat((state, embedding, hidden.to(embedding.dtype)), dim=-1))
+        gate, candidate, output = joint.chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
 
+    def block_latents(self, prev_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        state, latents = None, []
+        for embedding, h in zip(self.markov_w1(prev_tokens).unbind(-2), hidden.unbind(-2), strict=True):
+            latent, state = self.latent(embedding, h, state)
+            latents.append(latent)
+        return torch.stack(latents, dim=-2)
+
 
 HEADS = {head.kind: head for head in (VanillaMarkov, GatedMarkov, RnnMarkov)}
-
-
-def top_support(base_logits: torch.Tensor, m: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Restrict every position to the m largest base logits: ([R, k, m] logits, int64 [R, k, m] target ids)."""
-    return torch.topk(base_logits, m, dim=-1, sorted=False)
 
 
 def sample_block(
@@ -109,10 +114,10 @@ def sample_block(
         base_logits: [R, k, C] U_k on the support; k <= γ is the number of tokens to draw.
         hidden: [R, k, d] post-norm hidden states. anchors: int64 [R], target ids of x_0.
         rows: R sampling parameters. noise: this step's.
-        support: target ids of the C columns: None (C = V), int64 [C], or int64 [R, k, C] (then W2 has V rows).
+        support: target ids of the C columns: None (C = V) or int64 [C].
     Returns:
         The block; greedy requests have one-hot laws, and a batch of greedy requests records none.
-    Source: paper Eq. 4; support restriction: none (q stays an exact law, so nothing else changes).
+    Source: DSpark, Eq. 4; support restriction: none (q stays an exact law, so nothing else changes).
     """
     requests, block, _ = base_logits.shape
     tokens = torch.empty(requests, block, dtype=torch.int64, device=base_logits.device)
@@ -120,43 +125,27 @@ def sample_block(
     probs = None
     if not rows.all_greedy:
         probs = torch.empty(base_logits.shape, dtype=torch.float32, device=base_logits.device)
-    state = head.initial_state(requests) if head is not None else None
-    previous = anchors
+    state, previous = None, anchors
     for k in range(block):
-        ids = support[:, k] if support is not None and support.dim() == 3 else support
         logits = base_logits[:, k].float()
         if head is not None:
-            bias, state = _bias(head, previous, hidden[:, k], state, ids)
-            logits = logits + bias
+            bias, state = head.bias(previous, hidden[:, k], state)
+            logits = logits + bias.float()
         if probs is None:
             column = first_argmax(logits)
         else:
             probs[:, k] = probabilities(logits, rows)
-            column = _draw_column(probs[:, k], noise, k, ids)
+            column = draw_column(probs[:, k], noise, k, support)
         columns[:, k] = column
-        previous = column if ids is None else ids[column] if ids.dim() == 1 else ids.gather(1, column[:, None])[:, 0]
+        previous = column if support is None else support[column]
         tokens[:, k] = previous
     return BlockDraft(tokens, columns, probs, support)
 
 
-def _bias(
-    head: VanillaMarkov, previous: torch.Tensor, hidden: torch.Tensor, state: State, ids: torch.Tensor | None
-) -> tuple[torch.Tensor, State]:
-    """B_k on the support: the whole of W2, or its rows [R, C] where the support differs by position."""
-    feature, state = head.feature(head.markov_w1(previous), hidden.to(head.markov_w1.weight.dtype), state)
-    if ids is None or ids.dim() == 1:
-        return head.markov_w2(feature).float(), state
-    return torch.einsum("rcd,rd->rc", F.embedding(ids, head.markov_w2.weight).float(), feature.float()), state
-
-
-def _draw_column(q: torch.Tensor, noise: StepNoise, k: int, ids: torch.Tensor | None) -> torch.Tensor:
+def draw_column(q: torch.Tensor, noise: StepNoise, k: int, support: torch.Tensor | None) -> torch.Tensor:
     """One column per request: by inverse CDF on the recorded q, or by the target's own noise where `coupled`."""
-    groups = noise.rules.groups
-    coupled = groups.get(AcceptRule.COUPLED)
-    if coupled is None:
-        return draw(q, noise.coins.draft[:, k]) if noise.coins is not None else q.argmax(dim=-1)
     column = draw(q, noise.coins.draft[:, k]) if noise.coins is not None else q.argmax(dim=-1)
-    seeds, positions = noise.seeds[coupled], noise.positions[coupled] + 1 + k
-    token_ids = ids[coupled] if ids is not None and ids.dim() == 2 else ids
-    column[coupled] = race(q[coupled], seeds, positions, token_ids)
+    coupled = noise.rules.groups.get(AcceptRule.COUPLED)
+    if coupled is not None:
+        column[coupled] = race(q[coupled], noise.seeds[coupled], noise.positions[coupled] + 1 + k, support)
     return column

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from .markov import VanillaMarkov, _bias, _draw_column
-from .random import Coins
-from .sampling import SamplingRows, first_argmax, probabilities
-from .types import BlockDraft, RequestRules, StepNoise
+from .markov import VanillaMarkov, draw_column
+from .sampling import first_argmax, probabilities
+from .types import BlockDraft, RequestRules, SamplingRows, StepNoise
 
 
 def sample_windows(
@@ -42,22 +41,22 @@ def sample_windows(
     tokens = torch.zeros(requests, block, dtype=torch.int64, device=hidden.device)
     columns = torch.zeros_like(tokens)
     probs = None if rows.all_greedy else torch.zeros(requests, block, base.shape[1], device=hidden.device)
-    state = head.initial_state(requests) if head is not None else None
-    previous = anchors.clone()
+    state, previous = None, anchors.clone()
     for k in range(block):
         active = torch.from_numpy(np.flatnonzero(inside[:, k])).to(hidden.device)
         logits = base[where[:, k][active.cpu()].to(hidden.device)]
         if head is not None:
-            bias, new_state = _bias(head, previous[active], hidden[active, k], _rows_of(state, active), support)
-            logits = logits + bias
-            if state is not None:
+            bias, new_state = head.bias(previous[active], hidden[active, k], _rows_of(state, active))
+            logits = logits + bias.float()
+            if new_state is not None:
+                state = new_state.new_zeros(requests, head.rank) if state is None else state
                 state[active] = new_state
         if probs is None:
             column = first_argmax(logits)
         else:
             law = probabilities(logits, rows.expand(active))
             probs[active, k] = law
-            column = _draw_column(law, _noise_of(noise, active), k, support)
+            column = draw_column(law, _noise_of(noise, active), k, support)
         columns[active, k] = column
         previous[active] = column if support is None else support[column]
         tokens[active, k] = previous[active]
@@ -74,7 +73,5 @@ def _noise_of(noise: StepNoise, active: torch.Tensor) -> StepNoise:
     if len(chosen) == len(noise.rules.rules):
         return noise
     rules = RequestRules.of([noise.rules.rules[i] for i in chosen], device=active.device)
-    coins = noise.coins
-    if coins is not None:
-        coins = Coins(**{name: getattr(coins, name)[active] for name in coins.__dataclass_fields__})
+    coins = None if noise.coins is None else noise.coins.select(active)
     return StepNoise(noise.seeds[active], noise.positions[active], rules, coins)

@@ -1,8 +1,9 @@
 """Packing windows of different lengths into one flat batch, and reading results back.
 
 Request r owns the rows qo_indptr[r] .. qo_indptr[r+1]: its anchor, then w[r] drafts. Rows from qo_indptr[R] to the
-tier are padding: they carry token 0 at position 0 and write to `pad_slot` alone, and `scatter` never reads them.
-Source: docs/design.md section 2, step 4.
+tier are padding: they carry token 0 at position 0 and write to `pad_slot` alone. How many rows are live is a number on
+the device; nobody reads it back.
+Source: docs/design.md (step).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from .backend import use_triton
@@ -27,7 +29,9 @@ class RaggedBatch:
     Fields:
         input_ids, positions, row_to_request, row_to_column: int64 [M] (padding: 0, 0, request 0, column 0).
         out_slots: int64 [M] cache slots (padding: pad_slot), or None.
-        qo_indptr: int32 [R + 1]; windows: int64 [R]; block_size: k, the number of drafted tokens.
+        qo_indptr: int32 [R + 1], the last entry of which counts the live rows; windows: int64 [R].
+        block_size: k, the number of drafted tokens.
+        windows_host: int [R], the same windows where the host had them, so that nothing reads them back; else None.
     """
 
     input_ids: torch.Tensor
@@ -38,6 +42,7 @@ class RaggedBatch:
     row_to_column: torch.Tensor
     windows: torch.Tensor
     block_size: int
+    windows_host: np.ndarray | None = None
 
     def __post_init__(self):
         if self.qo_indptr.shape[0] != self.windows.shape[0] + 1 or self.qo_indptr.dtype != torch.int32:
@@ -52,6 +57,22 @@ class RaggedBatch:
         """Rows of the forward pass, padding included (a host number)."""
         return self.input_ids.shape[0]
 
+    @property
+    def live(self) -> torch.Tensor:
+        """bool [M]: the rows that belong to a request."""
+        return torch.arange(self.rows, device=self.qo_indptr.device) < self.qo_indptr[-1]
+
+    def kept(self, lengths: torch.Tensor) -> torch.Tensor:
+        """bool [M]: the rows of committed tokens, where request r committed lengths[r] (int64 [R]), its bonus included.
+
+        These are the anchor and the accepted drafts: the bonus token has no row yet.
+        """
+        return self.live & (self.row_to_column < lengths[self.row_to_request])
+
+    def window_index(self, width: int) -> torch.Tensor:
+        """int64 [M]: the place request * width + column of each row in a matrix of whole blocks; -1 on padding."""
+        return torch.where(self.live, self.row_to_request * width + self.row_to_column, -1)
+
     @classmethod
     def pack(
         cls,
@@ -62,6 +83,7 @@ class RaggedBatch:
         slots: torch.Tensor | None = None,
         tier: int | None = None,
         pad_slot: int = 0,
+        windows_host: np.ndarray | None = None,
     ) -> RaggedBatch:
         """Pack anchors and the first w drafts of each request.
 
@@ -69,9 +91,10 @@ class RaggedBatch:
             anchors: int64 [R]; tokens: int64 [R, k]; windows: int [R], 0 <= w <= k.
             prefix_lens: int [R], tokens whose target KV is stored: the position of the anchor.
             slots: int64 [R, k + 1] cache slots of anchor and drafts, or None.
-            tier: rows of the packed batch; at least Σ(1 + w). None: exactly that many, which reads the sum back from
-                the device. On a GPU give R + budget or the tier above it.
+            tier: M, rows of the packed batch, a host number of at least Σ(1 + w): R + budget, or the tier above it. None:
+                exactly as many as live, which reads the sum back from the device unless the host has the windows.
             pad_slot: a slot that no request owns, where padding rows may write.
+            windows_host: int [R], the windows on the host, if they are known there.
         Raises:
             ValueError: shapes disagree; and, where it can be seen without a sync (CPU tensors), a window outside
                 [0, k] or more rows than the tier holds.
@@ -85,14 +108,14 @@ class RaggedBatch:
             from .ragged_triton import pack_triton
 
             fields = pack_triton(anchors, tokens, windows, prefix_lens, slots, tier, pad_slot)
-            return cls(**fields, windows=windows.to(torch.int64), block_size=block)
+            return cls(**fields, windows=windows.to(torch.int64), block_size=block, windows_host=windows_host)
         windows = windows.to(torch.int64)
         if not windows.is_cuda:
             _check_windows(windows, block, tier)
         if block == 0 and tier is None:
-            return cls._of_anchors(anchors, windows, prefix_lens, slots)
+            return cls._of_anchors(anchors, windows, prefix_lens, slots, windows_host)
         ends = torch.cumsum(windows + 1, dim=0)
-        total = tier if tier is not None else int(ends[-1]) if requests else 0
+        total = tier if tier is not None else _rows(ends, windows_host)
         row = torch.arange(total, device=tokens.device)
         request = torch.searchsorted(ends, row, right=True)
         live = request < requests
@@ -112,10 +135,11 @@ class RaggedBatch:
             row_to_column=column,
             windows=windows,
             block_size=block,
+            windows_host=windows_host,
         )
 
     @classmethod
-    def _of_anchors(cls, anchors, windows, prefix_lens, slots) -> RaggedBatch:
+    def _of_anchors(cls, anchors, windows, prefix_lens, slots, windows_host) -> RaggedBatch:
         """A plain decoding step: one row per request, in a few operations instead of twenty."""
         count = torch.arange(len(anchors) + 1, device=anchors.device)
         return cls(
@@ -127,6 +151,7 @@ class RaggedBatch:
             row_to_column=torch.zeros_like(windows),
             windows=windows,
             block_size=0,
+            windows_host=windows_host,
         )
 
     def row_index(self) -> torch.Tensor:
@@ -138,7 +163,14 @@ class RaggedBatch:
         """Flat rows [M, ...] -> [R, k + 1, ...], with `fill` past each window. Padding rows are never read."""
         column = torch.arange(self.block_size + 1, device=self.windows.device)
         inside = (column <= self.windows[:, None]).reshape(self.requests, -1, *[1] * (rows.dim() - 1))
-        return torch.where(inside, rows[self.row_index()], torch.tensor(fill, dtype=rows.dtype, device=rows.device))
+        return rows[self.row_index()].masked_fill_(~inside, fill)
+
+
+def _rows(ends: torch.Tensor, windows_host: np.ndarray | None) -> int:
+    """Σ(1 + w), without reading it back where the host has the windows."""
+    if windows_host is not None:
+        return int(windows_host.sum()) + len(windows_host)
+    return int(ends[-1]) if len(ends) else 0
 
 
 def _check_windows(windows: torch.Tensor, block: int, tier: int | None) -> None:

@@ -9,63 +9,15 @@ the cipher gives four 32-bit words, from which the three purposes take disjoint 
     final draw    words 2 and 3 (high half)    48 bits   the residual or bonus token, index = where the block stops
 
 Gumbel noise for the `coupled` rule is the only noise keyed by absolute position: see `gumbel.py`.
-Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from .backend import use_triton
-
-MASK32 = 0xFFFFFFFF
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
-ROUNDS = 10
-
-# The last counter word separates the users of one seed: the verify step's coins, and the keys of the Gumbel hash.
-DOMAIN_STEP = 0
-DOMAIN_GUMBEL = 1
-
-
-def philox_reference(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 on Python integers (Salmon et al. 2011, section 3). Words are 32-bit, unsigned."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(ROUNDS):
-        product0, product1 = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (product1 >> 32) ^ c1 ^ k0, product1 & MASK32, (product0 >> 32) ^ c3 ^ k1, product0 & MASK32
-        k0, k1 = (k0 + WEYL[0]) & MASK32, (k1 + WEYL[1]) & MASK32
-    return c0, c1, c2, c3
-
-
-def philox(
-    seeds: torch.Tensor, steps: torch.Tensor, indices: torch.Tensor, domain: int = DOMAIN_STEP
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Philox4x32-10 with key = seed (64 bits) and counter = (step low, step high, index, domain).
-
-    Args:
-        seeds, steps, indices: int64, broadcastable against each other; indices below 2**32.
-        domain: fourth counter word.
-    Returns:
-        Four int64 tensors of the broadcast shape, each word in [0, 2**32).
-    """
-    seeds, steps, indices = torch.broadcast_tensors(seeds, steps, indices)
-    # Pairs are stacked, so that a round costs seven small kernels: `even` holds words 0 and 2, `odd` words 1 and 3.
-    even = torch.stack((steps & MASK32, indices & MASK32))
-    odd = torch.stack(((steps >> 32) & MASK32, torch.full_like(steps, domain)))
-    keys = torch.stack((seeds & MASK32, (seeds >> 32) & MASK32))
-    shape = (2,) + (1,) * seeds.dim()
-    multipliers = torch.tensor(MULTIPLIERS, dtype=torch.int64, device=seeds.device).view(shape)
-    weyl = torch.tensor(WEYL, dtype=torch.int64, device=seeds.device).view(shape)
-    for _ in range(ROUNDS):
-        product = (even * multipliers).flip(0)  # wraps modulo 2**64, which keeps all 64 bits
-        even = ((product >> 32) & MASK32) ^ odd ^ keys
-        odd = product & MASK32
-        keys = (keys + weyl) & MASK32
-    return even[0], odd[0], even[1], odd[1]
+from .backend import HAS_NUMBA, use_triton
+from .cipher import philox
+from .types import Coins, RequestRules, StepNoise
 
 
 def unit_interval(high: torch.Tensor, low16: torch.Tensor | None = None) -> torch.Tensor:
@@ -75,26 +27,6 @@ def unit_interval(high: torch.Tensor, low16: torch.Tensor | None = None) -> torc
     return (high * 65536 + low16).to(torch.float64) * 2.0**-48
 
 
-@dataclass(frozen=True)
-class Coins:
-    """The uniforms of one verify step, all float64 in [0, 1).
-
-    Fields:
-        draft:  [R, n] for the draft's token at each index (spent before verification).
-        accept: [R, n] acceptance coins, one per index.
-        final:  [R, n] for the residual or bonus draw at the index where the block stops; one per request is spent.
-                n is one more than the block size, since a block may stop after its last token.
-    """
-
-    draft: torch.Tensor
-    accept: torch.Tensor
-    final: torch.Tensor
-
-    def __post_init__(self):
-        if not self.draft.shape == self.accept.shape == self.final.shape or self.draft.dim() != 2:
-            raise ValueError("Coins hold three [R, n] tensors of one shape")
-
-
 def draw_coins(seeds: torch.Tensor, steps: torch.Tensor, block_size: int) -> Coins:
     """All coins of one verify step of a block of `block_size` drafts.
 
@@ -102,25 +34,17 @@ def draw_coins(seeds: torch.Tensor, steps: torch.Tensor, block_size: int) -> Coi
         seeds: int64 [R] request seeds.
         steps: int64 [R] each request's own count of verify steps; must never repeat for one request.
         block_size: γ.
-    Source: docs/design.md section 3 (random numbers); the cipher is Philox4x32-10.
+    Source: docs/design.md (noise); the cipher is Philox4x32-10.
     """
     if use_triton(seeds):
-        from .gumbel_triton import coins_triton
+        from .random_triton import coins_triton
 
         return Coins(*coins_triton(seeds, steps, block_size + 1))
+    if HAS_NUMBA and seeds.device.type == "cpu":
+        from .random_numba import coins_numba
+
+        return Coins(*coins_numba(seeds, steps, block_size + 1))
     return draw_coins_torch(seeds, steps, block_size)
-
-
-def draw_coins_ahead(seeds: torch.Tensor, steps: torch.Tensor, block_size: int, count: int) -> list[Coins]:
-    """The coins of the next `count` steps, the first of which is `steps`: as `draw_coins` gives them one by one.
-
-    A step's coins are a few numbers made by some hundred small operations; eight steps' take hardly longer.
-    """
-    following = steps + torch.arange(count, device=steps.device)[:, None]
-    coins = draw_coins(seeds.repeat(count), following.flatten(), block_size)
-    return [
-        Coins(*columns) for columns in zip(*(x.split(len(seeds)) for x in (coins.draft, coins.accept, coins.final)))
-    ]
 
 
 def draw_coins_torch(seeds: torch.Tensor, steps: torch.Tensor, block_size: int) -> Coins:
@@ -132,3 +56,17 @@ def draw_coins_torch(seeds: torch.Tensor, steps: torch.Tensor, block_size: int) 
         accept=unit_interval(word1),
         final=unit_interval(word2, word3 >> 16),
     )
+
+
+def draw_noise(
+    seeds: torch.Tensor, steps: torch.Tensor, positions: torch.Tensor, block_size: int, rules: RequestRules
+) -> StepNoise:
+    """All randomness of one verify step; draw it once per step, before drafting.
+
+    Args:
+        seeds, steps, positions: int64 [R]. `steps` counts the request's own verify steps and must never repeat for a
+            request (retraction included): noise is spent once.
+        block_size: γ, at least the number of tokens that will be drafted. rules: the requests' own.
+    """
+    coins = draw_coins(seeds, steps, block_size) if rules.need_coins else None
+    return StepNoise(seeds, positions, rules, coins)

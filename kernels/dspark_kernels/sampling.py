@@ -13,105 +13,11 @@ Stated behaviour at the edges:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 
 from .backend import use_triton
 from .filters import BLOCK, filter_rows
-
-TOP_K_ALL = 1 << 30  # SGLang's "no top-k"
-
-
-@dataclass(frozen=True)
-class SamplingRows:
-    """Sampling parameters of R rows, on the device, with what the host must know to choose a path without a sync.
-
-    Build it with `of` (from host lists) once per change of the batch; `expand` maps requests to ragged rows.
-
-    Fields:
-        temperature, top_p, min_p: float32 [R]; top_k: int64 [R]; greedy: bool [R] (temperature 0 or top_k 1).
-        all_greedy, any_greedy, any_temperature, any_filter: host booleans. They may be true without need, never
-        false against the tensors. any_filter speaks of rows that are not greedy.
-    """
-
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    greedy: torch.Tensor
-    all_greedy: bool
-    any_greedy: bool
-    any_temperature: bool
-    any_filter: bool
-
-    def __post_init__(self):
-        shape = self.temperature.shape
-        if len(shape) != 1 or any(t.shape != shape for t in (self.top_k, self.top_p, self.min_p, self.greedy)):
-            raise ValueError("sampling parameters must be 1-D tensors of one length")
-        if self.all_greedy and self.any_filter:
-            raise ValueError("a batch of greedy rows has nothing to filter")
-
-    def __len__(self) -> int:
-        return self.temperature.shape[0]
-
-    @classmethod
-    def of(
-        cls,
-        temperature: Sequence[float],
-        top_k: Sequence[int] | None = None,
-        top_p: Sequence[float] | None = None,
-        min_p: Sequence[float] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> SamplingRows:
-        """From host numbers, one per request. None, top_k <= 0 and top_p >= 1 mean "no such filter".
-
-        Raises:
-            ValueError: lists of different lengths, a temperature that is negative or not finite, top_p <= 0, or min_p
-                outside [0, 1].
-        """
-        n = len(temperature)
-        if any(column is not None and len(column) != n for column in (top_k, top_p, min_p)):
-            raise ValueError(f"every parameter needs one value for each of the {n} requests")
-        t = torch.tensor(temperature, dtype=torch.float32)
-        k = torch.tensor([TOP_K_ALL] * n if top_k is None else top_k, dtype=torch.int64)
-        p = torch.tensor([1.0] * n if top_p is None else top_p, dtype=torch.float32)
-        m = torch.tensor([0.0] * n if min_p is None else min_p, dtype=torch.float32)
-        if not (torch.isfinite(t).all() and (t >= 0).all()):
-            raise ValueError(f"temperature must be finite and not negative: {list(temperature)}")
-        if not ((p > 0).all() and (m >= 0).all() and (m <= 1).all()):
-            raise ValueError("top_p must be above 0 and min_p within [0, 1]")
-        k = torch.where(k <= 0, TOP_K_ALL, k)
-        greedy = (t < 1e-6) | (k == 1)
-        t = torch.where(greedy, 1.0, t)
-        filtered = ~greedy & ((k < TOP_K_ALL) | (p < 1) | (m > 0))
-        return cls(
-            *(x.to(device, non_blocking=True) for x in (t, k, p, m, greedy)),
-            all_greedy=bool(greedy.all()),
-            any_greedy=bool(greedy.any()),
-            any_temperature=bool((t != 1).any()),
-            any_filter=bool(filtered.any()),
-        )
-
-    def expand(self, rows: torch.Tensor) -> SamplingRows:
-        """The parameters of `rows` (int64 [M], request of each row). Host booleans stay those of the batch."""
-        names = ("temperature", "top_k", "top_p", "min_p", "greedy")
-        picked = {name: getattr(self, name).index_select(0, rows) for name in names}
-        return SamplingRows(
-            **picked,
-            all_greedy=self.all_greedy,
-            any_greedy=self.any_greedy,
-            any_temperature=self.any_temperature,
-            any_filter=self.any_filter,
-        )
-
-    def all_sampled(self) -> SamplingRows:
-        """The same rows, known to hold no greedy one (a caller that has split the batch by rule)."""
-        return SamplingRows(
-            self.temperature, self.top_k, self.top_p, self.min_p, self.greedy,
-            all_greedy=False, any_greedy=False, any_temperature=self.any_temperature, any_filter=self.any_filter,
-        )  # fmt: skip
+from .types import TOP_K_ALL, SamplingRows
 
 
 def probabilities_reference(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list:
@@ -172,7 +78,7 @@ def _law_torch(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> tor
     # A NaN or +inf logit, or a row of -inf, makes the whole row of its softmax NaN: one column tells.
     broken = torch.nonzero(p[:, 0].isnan()).flatten()
     if broken.numel():
-        p[broken] = _careful_softmax(logits[broken], rows.temperature[broken])
+        p[broken] = careful_softmax(logits[broken], rows.temperature[broken])
     if rows.any_filter:
         filtered = ~rows.greedy & ((rows.top_k < TOP_K_ALL) | (rows.top_p < 1) | (rows.min_p > 0))
         index = torch.nonzero(filtered).flatten()
@@ -188,7 +94,7 @@ def _law_torch(logits: torch.Tensor, rows: SamplingRows, normalise: bool) -> tor
     return p
 
 
-def _careful_softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+def careful_softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Softmax of rows with NaN (masked), +inf (largest float) or no finite logit (one-hot at token 0)."""
     largest = torch.finfo(torch.float32).max
     x = torch.nan_to_num(logits.to(torch.float32), nan=-torch.inf, posinf=largest, neginf=-torch.inf)
@@ -248,23 +154,3 @@ def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def last_positive(weights: torch.Tensor) -> torch.Tensor:
     """Column of the last positive weight in each row: int64 [N, 1]."""
     return weights.shape[1] - 1 - (weights.flip(-1) > 0).to(torch.int8).argmax(dim=-1, keepdim=True)
-
-
-def seeded_sample(
-    logits: torch.Tensor, rows: SamplingRows, seeds: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    """The plain seeded sampler: argmax(log p + g(seed, position, token id)), p after the filters.
-
-    The law that seeded requests have everywhere: prefill, plain decoding, and the `coupled` rule's verification.
-
-    Args:
-        logits: [N, V]; rows: N parameters (greedy rows give their argmax).
-        seeds: int64 [N]; positions: int64 [N], absolute position of the token that is drawn.
-    Returns:
-        int64 [N] token ids.
-    """
-    from .gumbel import race
-
-    if rows.all_greedy:
-        return first_argmax(logits)
-    return race(filtered_weights(logits, rows), seeds, positions)

@@ -6,14 +6,11 @@ top-k and top-p need neither a sort nor a buffer beyond the output.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from .backend import jit, tl
-
-if TYPE_CHECKING:
-    from .sampling import SamplingRows
+from .requests import RequestTensors
+from .types import SamplingRows
 
 BLOCK = 4096
 SKIP, NORMALISED, RAW = 0, 1, 2  # what the law kernel does with a row
@@ -99,15 +96,15 @@ def keep(p_ptr, V, value, ties, floor, BLOCK: tl.constexpr):
 
 @jit
 def law_kernel(
-    logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, greedy_ptr, request_ptr, mode_ptr,
+    logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, greedy_ptr, request_ptr, source_ptr, mode_ptr,
     V, logits_stride, out_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = the law of logits[row] under the parameters of request[row]; mode[row] is SKIP, NORMALISED or RAW."""
+    """out[row] = the law of logits[source[row]] under the parameters of request[row]; mode[row] is SKIP, NORMALISED or RAW."""
     row = tl.program_id(0)
     mode = tl.load(mode_ptr + row)
     if mode != 0:
         request = tl.load(request_ptr + row)
-        logits_row = logits_ptr + row.to(tl.int64) * logits_stride
+        logits_row = logits_ptr + tl.load(source_ptr + row) * logits_stride
         out_row = out_ptr + row.to(tl.int64) * out_stride
         lanes = tl.arange(0, BLOCK)
         top, first = row_argmax(logits_row, V, BLOCK)
@@ -195,26 +192,31 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
 
 def law_triton(
     logits: torch.Tensor,
-    rows: SamplingRows,
+    rows: SamplingRows | RequestTensors,
     normalise: bool,
     request: torch.Tensor | None = None,
     mode: torch.Tensor | None = None,
+    source: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `probabilities` (or `filtered_weights`): float32 [N, V].
 
     Args:
-        request: int64 [N], which of `rows` governs each row of logits; None if they correspond one to one.
-        mode: int32 [N] of SKIP, NORMALISED, RAW; None is one of the latter two for all. Skipped rows hold garbage.
+        request: int64 [N], which of `rows` governs each row; None if they correspond one to one.
+        mode: int32 [N] of SKIP, NORMALISED, RAW; None is one of the latter two for all. Skipped rows stay unwritten.
+        source: int64 [N], which row of logits each law is of; None if they correspond one to one.
+        out: where to write; its rows may lie apart.
     """
     logits = dense_rows(logits)
-    count, vocab = logits.shape
-    out = torch.empty(count, vocab, dtype=torch.float32, device=logits.device)
-    if request is None:
-        request = torch.arange(count, device=logits.device)
+    vocab, device = logits.shape[1], logits.device
+    count = len(logits) if source is None else len(source)
+    out = torch.empty(count, vocab, dtype=torch.float32, device=device) if out is None else out
+    every = torch.arange(count, device=device) if request is None or source is None else None
     if mode is None:
-        mode = torch.full((count,), NORMALISED if normalise else RAW, dtype=torch.int32, device=logits.device)
+        mode = torch.full((count,), NORMALISED if normalise else RAW, dtype=torch.int32, device=device)
     law_kernel[(count,)](
-        logits, out, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.greedy.view(torch.uint8), request, mode,
+        logits, out, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.greedy.view(torch.uint8),
+        every if request is None else request, every if source is None else source, mode,
         vocab, logits.stride(0), out.stride(0), BLOCK=block_for(vocab), num_warps=8,
     )  # fmt: skip
     return out

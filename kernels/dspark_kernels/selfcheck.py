@@ -16,18 +16,23 @@ from collections.abc import Callable
 
 import torch
 
+from . import memory
 from .accept import accept_torch
 from .accept_triton import accept_triton
-from .gumbel import exponential, noise_bits, noise_keys, race
-from .gumbel_triton import coins_triton, race_triton
-from .markov import sample_block, top_support
+from .gumbel import exponential, noise_bits, noise_keys, race, token_hashes
+from .gumbel_triton import race_triton
+from .markov import sample_block
+from .mixed import sample_rows
+from .mixed_triton import mixed_draw_triton
 from .ragged import RaggedBatch
 from .ragged_triton import pack_triton
-from .random import Coins, draw_coins_torch
-from .sampling import SamplingRows, _law_torch, draw, first_argmax
-from .sampling_triton import argmax_triton, draw_triton, law_triton
-from .types import AcceptRule, BlockDraft, RequestRules, StepNoise
-from .windows import allocate_windows_torch
+from .random import draw_coins_torch, draw_noise
+from .random_triton import coins_triton
+from .sampling import _law_torch, draw, first_argmax
+from .sampling_triton import NORMALISED, RAW, argmax_triton, draw_triton, law_triton
+from .types import AcceptRule, BlockDraft, Coins, RequestRules, SamplingRows, StepNoise
+from .verified import Verified
+from .windows import allocate_windows_torch, window_bounds
 from .windows_triton import allocate_windows_triton
 
 Check = Callable[[random.Random, str], None]
@@ -115,15 +120,14 @@ def check_race(g: random.Random, device: str) -> None:
     weights = torch.rand(count, columns)
     weights[weights < 0.3] = 0.0
     seeds, positions = torch.randint(-(2**63), 2**63 - 1, (count,)), torch.randint(0, 2**33, (count,))
-    ids = g.choice([None, torch.randperm(60000)[:columns], torch.randint(0, 2**20, (count, columns))])
+    ids = g.choice([None, torch.randperm(60000)[:columns]])
     won = race_triton(to_device(weights, device), seeds.to(device), positions.to(device),
                       None if ids is None else ids.to(device)).cpu()  # fmt: skip
     expected = race(weights, seeds, positions, ids)
     for row in torch.nonzero(won != expected).flatten().tolist():  # only a tie to the last bits may be broken otherwise
-        mixed = torch.arange(columns) if ids is None else ids[row] if ids.dim() == 2 else ids
-        from .gumbel import _mix32_
-
-        bits = noise_bits(noise_keys(seeds[row : row + 1], positions[row : row + 1]), _mix32_((mixed + 1).int()))
+        bits = noise_bits(
+            noise_keys(seeds[row : row + 1], positions[row : row + 1]), token_hashes(columns, ids, weights.device)
+        )
         score = weights[row] / exponential(bits)[0]
         assert abs(float(score[won[row]] / score[expected[row]]) - 1) < 1e-5
 
@@ -141,8 +145,9 @@ def check_windows(g: random.Random, device: str) -> None:
     low = torch.randint(0, 4, (requests,)) if g.random() < 0.4 else 0
     high = torch.randint(0, gamma + 3, (requests,)) if g.random() < 0.4 else None
     budget = g.choice([0, requests * gamma, g.randint(0, requests * gamma + 3)])
-    ours = allocate_windows_triton(*(to_device(x, device) for x in (survival, budget, low, high)))
-    assert torch.equal(ours.cpu(), allocate_windows_torch(survival, budget, low, high))
+    bounds = window_bounds(survival, low, high)
+    ours = allocate_windows_triton(*(to_device(x, device) for x in (survival, budget, *bounds)))
+    assert torch.equal(ours.cpu(), allocate_windows_torch(survival, budget, *bounds))
 
 
 def check_pack(g: random.Random, device: str) -> None:
@@ -160,6 +165,8 @@ def check_pack(g: random.Random, device: str) -> None:
 
 def check_accept(g: random.Random, device: str) -> None:
     requests, block, vocab = g.choice([1, 2, 3, 6]), g.choice([1, 2, 3, 5, 16]), g.choice([5, 16, 41])
+    if g.random() < 0.1:
+        requests, block, vocab = 20, 2, 5  # more requests than the smallest chunk has rows
     rules = [g.choice([*AcceptRule, AcceptRule.BLOCK, AcceptRule.BLOCK]) for _ in range(requests)]
     if g.random() < 0.3:
         rules = [rules[0]] * requests
@@ -167,14 +174,10 @@ def check_accept(g: random.Random, device: str) -> None:
     rows = SamplingRows.of(temperature, None, [g.choice([1.0, 1.0, 0.8317]) for _ in rules])
     groups = RequestRules.of(rules)
     seeds, positions = torch.randint(-(2**60), 2**60, (requests,)), torch.randint(0, 99, (requests,))
-    noise = StepNoise.draw(seeds, torch.randint(0, 99, (requests,)), positions, block, groups)
+    noise = draw_noise(seeds, torch.randint(0, 99, (requests,)), positions, block, groups)
     base, support = torch.randn(requests, block, vocab), None
-    match g.randrange(3):
-        case 1:
-            support = torch.randperm(vocab)[:4]
-            base = base[..., :4]
-        case 2:
-            base, support = top_support(base, 4)
+    if g.random() < 0.5:
+        base, support = base[..., :4], torch.randperm(vocab)[:4]
     anchors = torch.randint(0, vocab, (requests,))
     draft = sample_block(None, base, torch.zeros(requests, block, 1), anchors, rows, noise, support)
     windows = torch.randint(0, block + 1, (requests,))
@@ -182,11 +185,38 @@ def check_accept(g: random.Random, device: str) -> None:
     batch = RaggedBatch.pack(anchors, draft.tokens, windows, positions, tier=live + g.randint(0, 3))
     logits = torch.randn(batch.rows, vocab) * 2
     logits[live:] = torch.nan  # padding rows must not be read
-    expected = accept_torch(logits, batch, draft, rows, groups, noise)
-    ours = accept_triton(*(to_device(x, device) for x in (logits, batch, draft, rows, groups, noise)))
+    verified = Verified(logits, batch, draft, rows, noise)
+    expected, on_device = accept_torch(verified), to_device(verified, device)
+    chunk = memory.CHUNK_BYTES
+    try:
+        memory.CHUNK_BYTES = g.choice([chunk, 0])  # the smallest chunk is of sixteen rows
+        ours = accept_triton(on_device)
+    finally:
+        memory.CHUNK_BYTES = chunk
     assert torch.equal(ours.lengths.cpu(), expected.lengths), (rules, ours, expected)
     assert torch.equal(ours.tokens.cpu(), expected.tokens), (rules, ours, expected)
     torch.testing.assert_close(ours.acceptance.cpu(), expected.acceptance, atol=1e-5, rtol=0, equal_nan=True)
+
+
+def check_mixed(g: random.Random, device: str) -> None:
+    """Rows of all rules in one launch, against the same rows in groups; with and without a support."""
+    count, columns = g.randint(1, 6), g.choice([2, 5, 17, 64, 300])
+    rules = [g.choice(list(AcceptRule)) for _ in range(count)]
+    rows = random_rows(g, count, greedy=0.0)
+    rows = SamplingRows.of(
+        [0.0 if rule is AcceptRule.GREEDY else float(t) for rule, t in zip(rules, rows.temperature, strict=True)],
+        rows.top_k.tolist(), rows.top_p.tolist(), rows.min_p.tolist(),
+    )  # fmt: skip
+    groups, positions = RequestRules.of(rules), torch.randint(0, 2**33, (count,))
+    noise = draw_noise(torch.randint(-(2**60), 2**60, (count,)), torch.randint(0, 99, (count,)), positions, 3, groups)
+    logits = random_logits(g, count, columns)
+    expected = sample_rows(logits, rows, noise)
+    coins = torch.zeros(count, 1, dtype=torch.float64) if noise.coins is None else noise.coins.final
+    ours = (to_device(x, device) for x in (logits, rows, groups.rule, coins, noise.seeds, positions))
+    logits, rows, rule, coins, seeds, positions = ours
+    law = law_triton(logits, rows, True, mode=torch.where(rule == 3, RAW, NORMALISED).to(torch.int32))
+    drawn = mixed_draw_triton(logits, law, rule, coins, seeds, positions, 0, None)
+    assert torch.equal(drawn.cpu(), expected), (rules, drawn, expected)
 
 
 def check_residual(g: random.Random, device: str) -> None:
@@ -201,8 +231,8 @@ def check_residual(g: random.Random, device: str) -> None:
     final = torch.tensor([[0.0, g.choice([0.0, 0.9, 0.99]), 0.0]], dtype=torch.float64)
     noise = StepNoise(zero, zero, groups, Coins(accept_coins, accept_coins, final))
     batch = RaggedBatch.pack(zero, tokens, zero + 2, zero, tier=3)
-    args = (logits, batch, draft, SamplingRows.of([1.0]), groups, noise)
-    for result in (accept_torch(*args), accept_triton(*(to_device(x, device) for x in args))):
+    verified = Verified(logits, batch, draft, SamplingRows.of([1.0]), noise)
+    for result in (accept_torch(verified), accept_triton(to_device(verified, device))):
         assert result.tokens.tolist() == [[0, 0, 0]] and result.lengths.tolist() == [2]
 
 
@@ -216,6 +246,7 @@ CHECKS: dict[str, tuple[Check, int]] = {  # with the number of random shapes und
     "pack": (check_pack, 60),
     "accept": (check_accept, 60),
     "residual": (check_residual, 12),
+    "mixed": (check_mixed, 60),
 }
 
 

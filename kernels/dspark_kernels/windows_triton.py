@@ -49,20 +49,23 @@ def windows_kernel(
     tl.store(out_ptr + request, window, mask=request < R)
 
 
-def allocate_windows_triton(
-    survival: torch.Tensor,
-    budget: int | torch.Tensor,
-    min_window: int | torch.Tensor = 0,
-    max_window: int | torch.Tensor | None = None,
-) -> torch.Tensor:
-    """As `allocate_windows`: int32 [R], one launch, no synchronisation."""
-    from .windows import allocate_windows_torch, window_bounds
+def _padded(requests: int, gamma: int) -> tuple[int, int]:
+    return 1 << max(0, requests - 1).bit_length(), 1 << max(0, gamma - 1).bit_length()
 
+
+def fits(survival: torch.Tensor) -> bool:
+    """True if one program holds the batch; larger ones, and empty ones, take the torch path."""
     requests, gamma = survival.shape
-    padded = (1 << max(0, requests - 1).bit_length(), 1 << max(0, gamma - 1).bit_length())
-    if requests == 0 or gamma == 0 or padded[0] * padded[1] > MAX_ENTRIES:
-        return allocate_windows_torch(survival, budget, min_window, max_window)
-    low, high = window_bounds(survival, min_window, max_window)
+    padded = _padded(requests, gamma)
+    return requests > 0 and gamma > 0 and padded[0] * padded[1] <= MAX_ENTRIES
+
+
+def allocate_windows_triton(
+    survival: torch.Tensor, budget: int | torch.Tensor, low: torch.Tensor, high: torch.Tensor
+) -> torch.Tensor:
+    """As `allocate_windows_torch`: int32 [R], one launch, no synchronisation. The batch must fit (`fits`)."""
+    requests, gamma = survival.shape
+    padded = _padded(requests, gamma)
     if not isinstance(budget, torch.Tensor):
         budget = torch.full((1,), budget, dtype=torch.int64, device=survival.device)
     out = torch.empty(requests, dtype=torch.int32, device=survival.device)

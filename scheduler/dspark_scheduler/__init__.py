@@ -1,10 +1,10 @@
 """The scheduling mathematics of DSpark: how many drafted tokens are worth verifying, for every request, at every step.
 
-numpy and scipy only; no torch, no engine. Read `survival`, `windows`, `budget`, `planner` in this order.
+numpy and scipy only; no torch, no engine. Read `survival`, `windows`, `plan`, `budget`, `policies`, `planner` in this order.
 """
 
 from .acceptance import Acceptance
-from .budget import Budget, best_budget, plan_budget
+from .budget import best_budget, plan_budget
 from .calibration import SequentialTemperatureScaling, expected_calibration_error
 from .contenders import all_policies
 from .cost import AdditiveCostModel, CostModel
@@ -12,12 +12,13 @@ from .cost_fit import fit_cost_model
 from .fingerprint import Fingerprint, FingerprintMismatch
 from .machines import MACHINES, Machine
 from .online_calibration import OnlineCalibrator
-from .online_cost import OnlineCostModel
+from .online_cost import CostLearning, OnlineCostModel
+from .plan import DraftShape, Plan, Terms
 from .planner import Planner
-from .policies import POLICIES, Plan, ahead, causal, lagged
+from .policies import POLICIES, Ahead, Causal, Lagged, Policy, Static
+from .probes import ProbeRule
 from .relay import ContextSurvival, LaggedSurvival, SurvivalRelay
 from .simulation import Load, SimulationResult, simulate
-from .skip import ProbeClock, ProbeSchedule
 from .survival import survival
 from .windows import allocate_windows
 
@@ -26,11 +27,15 @@ __all__ = [
     "POLICIES",
     "Acceptance",
     "AdditiveCostModel",
-    "Budget",
+    "Ahead",
+    "Causal",
     "ContextSurvival",
+    "CostLearning",
     "CostModel",
+    "DraftShape",
     "Fingerprint",
     "FingerprintMismatch",
+    "Lagged",
     "LaggedSurvival",
     "Load",
     "Machine",
@@ -38,19 +43,18 @@ __all__ = [
     "OnlineCostModel",
     "Plan",
     "Planner",
-    "ProbeClock",
-    "ProbeSchedule",
+    "Policy",
+    "ProbeRule",
     "SequentialTemperatureScaling",
     "SimulationResult",
+    "Static",
     "SurvivalRelay",
-    "ahead",
+    "Terms",
     "all_policies",
     "allocate_windows",
     "best_budget",
-    "causal",
     "expected_calibration_error",
     "fit_cost_model",
-    "lagged",
     "plan_budget",
     "simulate",
     "survival",

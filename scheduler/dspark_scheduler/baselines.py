@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from .cost import CostModel
+from .plan import DraftShape
 from .windows import allocate_windows
 
 
@@ -68,7 +67,7 @@ def floor_lookup_budget(
 
 
 def best_schedule(
-    cost: CostModel, mean_survival: np.ndarray, requests: int, slots: Callable[[int, int, int], int], context: float = 0
+    cost: CostModel, mean_survival: np.ndarray, requests: int, shape: DraftShape, context: float = 0
 ) -> int:
     """The fixed length that is best on average at this batch size: what a tuned table length(batch size) holds.
 
@@ -76,17 +75,14 @@ def best_schedule(
         cost: seconds of a step.
         mean_survival: [γ] survival averaged over all requests.
         requests: R.
-        slots: (R, γ, length) -> slots the draft computes.
+        shape: what the draft computes.
         context: tokens of context of all requests together.
     """
-    gamma = len(mean_survival)
-    rates = [
-        requests
-        * (1 + float(mean_survival[:length].sum()))
-        / float(
-            cost.step_seconds(requests, requests * (1 + length), context)
-            + cost.draft_seconds(slots(requests, gamma, length))
-        )
-        for length in range(gamma + 1)
-    ]
-    return int(np.argmax(rates))
+
+    def rate(length: int) -> float:
+        tokens, run = requests * length, shape.run(length)
+        seconds = cost.step_seconds(requests, requests + tokens, context)
+        seconds = seconds + cost.draft_seconds(requests, shape.slots(requests, length, tokens), run)
+        return requests * (1 + float(mean_survival[:length].sum())) / float(seconds)
+
+    return max(range(len(mean_survival) + 1), key=rate)

@@ -15,28 +15,31 @@ from .budget import best_budget
 from .cost import CostModel
 from .machines import Machine
 from .online_cost import OnlineCostModel
+from .plan import Terms
 from .planner import Planner
+from .policies import POLICIES
+from .probes import PROBES, ProbeRule
 from .relay import ContextSurvival, SurvivalRelay
 from .survival import survival
 from .windows import allocate_windows
 
 
 class View(NamedTuple):
-    """What a step shows: its number, the requests [R], confidence [R, γ] calibrated and raw (None if the policy reads
-    none), and tokens of context."""
+    """What a step shows: its number, the requests [R], confidence [R, γ] calibrated and raw, and tokens of context."""
 
     step: int
     ids: tuple[int, ...]
-    confidence: np.ndarray | None
-    raw_confidence: np.ndarray | None
+    confidence: np.ndarray
+    raw_confidence: np.ndarray
     context: float
 
 
 class Decision(NamedTuple):
-    """Windows [R] and the slots that were drafted (0: no draft ran)."""
+    """Windows [R], the slots that were sampled, and the length of the blocks that ran (0: no draft did)."""
 
     windows: np.ndarray
     slots: int
+    length: int
 
 
 class Setup(NamedTuple):
@@ -60,35 +63,36 @@ class Contender(Protocol):
     def decide(self, view: View) -> Decision:
         """Windows for this step."""
 
-    def told(self, requests: int, tokens: int, context: float, seconds: float, slots: int) -> None:
+    def told(self, requests: int, tokens: int, context: float, seconds: float, slots: int, length: int) -> None:
         """What the step took."""
 
 
 class _Deaf:
     reads = "tokens"
 
-    def told(self, requests, tokens, context, seconds, slots) -> None:
+    def told(self, requests: int, tokens: int, context: float, seconds: float, slots: int, length: int) -> None:
         """Learns nothing."""
 
 
-class Static(_Deaf):
+class Fixed(_Deaf):
     """The same length for every request: by batch size if `length` is None (a tuned schedule), 0 for `off`."""
 
     reads = "nothing"
 
     def __init__(self, setup: Setup, length: int | None) -> None:
-        self.setup, self.length, self._by_size = setup, length, {}
+        self.setup, self.length = setup, length
+        self._by_size: dict[int, int] = {}
 
     def decide(self, view: View) -> Decision:
         requests, length = len(view.ids), self.length
         if length is None:
             if requests not in self._by_size:
+                shape = self.setup.machine.shape(self.setup.gamma)
                 self._by_size[requests] = best_schedule(
-                    self.setup.believed, self.setup.mean_survival, requests, self.setup.machine.slots, view.context
+                    self.setup.believed, self.setup.mean_survival, requests, shape, view.context
                 )
             length = self._by_size[requests]
-        windows = static_windows(requests, length)
-        return Decision(windows, self.setup.machine.slots(requests, self.setup.gamma, length))
+        return drafted(self.setup, static_windows(requests, length), length)
 
 
 class WholeBlock(_Deaf):
@@ -98,7 +102,7 @@ class WholeBlock(_Deaf):
         self.setup, self.rule = setup, rule
 
     def decide(self, view: View) -> Decision:
-        return Decision(self.rule(view), len(view.ids) * self.setup.gamma)
+        return Decision(self.rule(view), len(view.ids) * self.setup.gamma, self.setup.gamma)
 
 
 class FloorLookup(_Deaf):
@@ -106,23 +110,25 @@ class FloorLookup(_Deaf):
     survival two steps old (ones for new requests), spent by this step's survival; it always drafts."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.relay, self._tables = setup, SurvivalRelay(max_age=2), {}
+        self.setup, self.relay = setup, SurvivalRelay(max_age=2)
+        self._tables: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def decide(self, view: View) -> Decision:
         requests, now = len(view.ids), survival(view.confidence)
         old = self.relay.read(view.step, view.ids, self.setup.gamma)
         self.relay.publish(view.step, view.ids, now)
         probes, speed = self._table(requests)
-        budget = floor_lookup_budget(np.where(old.missing[:, None], 1.0, old.values), probes, speed)
-        return Decision(allocate_windows(now, budget), requests * self.setup.gamma)
+        budget = floor_lookup_budget(old.filled(np.ones(self.setup.gamma))[0], probes, speed)
+        return Decision(allocate_windows(now, budget), requests * self.setup.gamma, self.setup.gamma)
 
     def _table(self, requests: int) -> tuple[np.ndarray, np.ndarray]:
         """Steps per second as its profiler measures them: full windows of 1, 2, 4, ... requests, drafting included."""
         if not self._tables:
             sizes = np.array([1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256])
-            tokens, model = sizes * (self.setup.gamma + 1), self.setup.believed
-            seconds = model.step_seconds(sizes, tokens) + model.draft_seconds(sizes * self.setup.gamma)
-            self._tables[0] = tokens, 1.0 / seconds
+            gamma, model = self.setup.gamma, self.setup.believed
+            tokens = sizes * (gamma + 1)
+            seconds = model.step_seconds(sizes, tokens) + model.draft_seconds(sizes, sizes * gamma, gamma)
+            self._tables[0] = tokens, np.asarray(1.0 / seconds)
         return self._tables[0]
 
 
@@ -133,45 +139,54 @@ class Oracle(_Deaf):
         self.setup = setup
 
     def decide(self, view: View) -> Decision:
-        now, machine = survival(view.confidence), self.setup.machine
-        budget = best_budget(now, machine.cost, context=view.context, drafting=machine.drafting)
-        if budget.skip_draft:
-            return Decision(static_windows(len(now), 0), 0)
-        windows = allocate_windows(now, budget.tokens, max_window=budget.draft_length)
-        return Decision(windows, machine.slots(len(now), self.setup.gamma, budget.draft_length))
+        now, machine, gamma = survival(view.confidence), self.setup.machine, self.setup.gamma
+        terms = Terms.of(machine.cost, machine.shape(gamma), len(now), context=view.context)
+        plan = best_budget(now[None], terms)
+        return drafted(self.setup, allocate_windows(now, plan.tokens, max_window=plan.high), plan.draft_length)
 
 
 class Planned:
-    """Our planner under one of its policies, driven as the worker drives it."""
+    """Our planner under one of its policies, driven as the worker drives it; `probes` as `Planner` takes them."""
 
-    def __init__(self, setup: Setup, policy: str) -> None:
-        self.setup, self.policy = setup, policy
-        self.reads = "context" if policy == "ahead" else "tokens"
-        drafting = setup.machine.drafting if policy == "causal" else setup.machine.drafting_known
-        self.planner = Planner(setup.gamma, setup.believed, policy=policy, drafting=drafting)
+    def __init__(self, setup: Setup, name: str, probes: ProbeRule | None = PROBES) -> None:
+        self.setup, self.policy = setup, POLICIES[name]
+        self.reads = "context" if self.policy.reads == "context" else "tokens"
+        drafting = setup.machine.drafting if name == "causal" else setup.machine.drafting_known
+        self.planner = Planner(setup.gamma, setup.believed, self.policy, drafting=drafting, probes=probes)
 
     def decide(self, view: View) -> Decision:
+        plan = self.planner.plan(view.step, view.ids, view.context)
+        if plan.skip_draft:
+            return Decision(plan.low, 0, 0)
         now = survival(view.confidence)
-        ahead = ContextSurvival(now, reads_drafted_tokens=False) if self.policy == "ahead" else None
-        budget = self.planner.budget(view.step, view.ids, view.context, context_survival=ahead)
-        windows = self.planner.windows(now if self.policy == "causal" else None)
-        if budget.skip_draft:
-            return Decision(windows, 0)
         self.planner.publish(view.step, view.ids, now)
-        if self.planner.drafting == "windows":
-            return Decision(windows, int(windows.sum()))
-        return Decision(windows, self.setup.machine.slots(len(windows), self.setup.gamma, budget.draft_length))
+        reads: dict[str, np.ndarray | ContextSurvival | None] = {
+            "tokens": now,
+            "context": ContextSurvival(now, reads_drafted_tokens=False),
+            "nothing": None,
+        }
+        windows = self.policy.windows(plan, reads[self.policy.reads])
+        shape = self.planner.shape
+        slots = shape.slots(len(now), plan.draft_length, int(windows.sum()))
+        return Decision(windows, int(slots), shape.run(plan.draft_length))
 
-    def told(self, requests, tokens, context, seconds, slots) -> None:
+    def told(self, requests: int, tokens: int, context: float, seconds: float, slots: int, length: int) -> None:
         """Feeds the online cost model, if there is one."""
         if isinstance(self.planner.cost, OnlineCostModel):
-            self.planner.observe_step(requests, tokens, context, seconds, slots=slots)
+            self.planner.cost.observe(requests, tokens, context, seconds, slots=slots, length=length)
+
+
+def drafted(setup: Setup, windows: np.ndarray, length: int) -> Decision:
+    """The decision for windows that are cut from drafts of this length."""
+    shape = setup.machine.shape(setup.gamma)
+    slots = shape.slots(len(windows), length, int(windows.sum())) if length else 0
+    return Decision(windows, int(slots), shape.run(length))
 
 
 _FACTORIES: dict[str, Callable[[Setup, str], Contender]] = {
-    "off": lambda setup, _: Static(setup, 0),
-    "static": lambda setup, length: Static(setup, int(length)),
-    "schedule": lambda setup, _: Static(setup, None),
+    "off": lambda setup, _: Fixed(setup, 0),
+    "static": lambda setup, length: Fixed(setup, int(length)),
+    "schedule": lambda setup, _: Fixed(setup, None),
     "threshold": lambda setup, level: WholeBlock(setup, lambda v: threshold_windows(v.raw_confidence, float(level))),
     "algorithm1": lambda setup, _: WholeBlock(
         setup, lambda v: early_stop_windows(survival(v.confidence), setup.believed, v.context)

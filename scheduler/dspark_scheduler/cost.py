@@ -1,4 +1,4 @@
-"""What an engine step costs, in seconds, by requests, verified tokens, context and drafted slots."""
+"""What an engine step costs, in seconds: the target by requests, rows and context, the draft by its block and slots."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ import numpy as np
 
 from .fingerprint import Fingerprint, load_measurement, save_measurement
 
-Table = tuple[Sequence[float], Sequence[float]]
+Table = tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]
+Count = int | np.ndarray
+Seconds = float | np.ndarray
+TABLES = ("alpha", "theta", "head", "block")
 DENSE = 8192  # tokens up to which θ is kept as an array; beyond, it is computed when asked for
 
 
 class CostModel(Protocol):
     """Seconds for one engine step."""
 
-    def step_seconds(self, requests: int, tokens: int | range | np.ndarray, context: float = 0) -> float | np.ndarray:
+    def step_seconds(self, requests: Count, tokens: Count | range, context: float = 0) -> Seconds:
         """Seconds of the target's part of a step: `requests` running, `tokens` rows in the forward pass.
 
         A planner asks for a range of `tokens`, all its choices at once.
         """
 
-    def draft_seconds(self, slots: int | np.ndarray, length: int | None = None) -> float | np.ndarray:
-        """Seconds of the draft's part when it computes `slots` drafted slots; 0 for no slots.
+    def draft_seconds(self, requests: Count, slots: Count, length: int) -> Seconds:
+        """Seconds of the draft's part: `requests` blocks of `length`, of which `slots` tokens in all are sampled.
 
-        `length` is that of the block behind them (None: whole), for a model that knows what a block costs by itself.
+        0 for a length of 0, which is a step that does not draft. A planner asks for all its `slots` at once.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class AdditiveCostModel:
-    """T = t0 + α(R) + θ(M) + context·tokens_of_context, and δ(slots) for the draft. Everything in seconds.
+    """T = t0 + α(R) + θ(M) + context·tokens_of_context, and δ(slots) + β(R·length) for the draft. All in seconds.
 
     The tables are piecewise linear and never fall. Below the first probe a table holds its first value; above the last
     it goes on with its last slope. M is rounded up to the next tier before θ is read, because that is the graph that
@@ -46,10 +49,13 @@ class AdditiveCostModel:
         theta: (tokens, seconds), probes ascending.
         tiers: token counts that steps are padded to, ascending; empty if the cost follows the tokens.
         context: seconds per token of context in the batch.
-        draft: (slots, seconds), probes ascending; None if drafting is free or not known.
+        head: (slots, seconds) of sampling the drafts, probes ascending; None where it is part of `block`, or free.
+        block: (rows, seconds) of the draft's forward over its blocks, the writing of its context included; None where
+            it is part of `head`, or free.
+        whole: rows of every block, for a draft that cannot run shorter ones; None: a block has the length asked for.
 
     Raises:
-        ValueError: a table is empty, unsorted, negative or falling, or tiers are unsorted.
+        ValueError: a table is empty, unsorted, negative or falling, tiers are unsorted, or whole is below 1.
     """
 
     t0: float
@@ -57,12 +63,14 @@ class AdditiveCostModel:
     theta: Table
     tiers: Sequence[int] = ()
     context: float = 0.0
-    draft: Table | None = None
+    head: Table | None = None
+    block: Table | None = None
+    whole: int | None = None
     _dense: np.ndarray = field(init=False, repr=False)
-    _read: dict = field(init=False, repr=False, default_factory=dict)
+    _read: dict[tuple[str, int], float] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "theta", "draft"):
+        for name in TABLES:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _checked_table(getattr(self, name), name))
         tiers = tuple(int(tier) for tier in self.tiers)
@@ -70,10 +78,12 @@ class AdditiveCostModel:
             raise ValueError(f"tiers must be positive and ascending, got {tiers}")
         if not (self.t0 >= 0 and self.context >= 0):
             raise ValueError(f"t0 and context must not be negative, got {self.t0} and {self.context}")
+        if self.whole is not None and self.whole < 1:
+            raise ValueError(f"a whole block has at least one row, got {self.whole}")
         object.__setattr__(self, "tiers", tiers)
         object.__setattr__(self, "_dense", self._theta_of(np.arange(DENSE)))
 
-    def step_seconds(self, requests: int, tokens: int | range | np.ndarray, context: float = 0) -> float | np.ndarray:
+    def step_seconds(self, requests: Count, tokens: Count | range, context: float = 0) -> Seconds:
         """Seconds of a step without its draft.
 
         Args:
@@ -84,22 +94,29 @@ class AdditiveCostModel:
         Returns:
             float or float64 array of the broadcast shape.
         """
+        index: Count | range | slice = tokens
         if isinstance(tokens, range):  # a slice needs no copy
-            tokens = slice(tokens.start, tokens.stop, tokens.step) if tokens.stop <= DENSE else np.asarray(tokens)
+            small = tokens.stop <= DENSE
+            index = slice(tokens.start, tokens.stop, tokens.step) if small else np.asarray(tokens)
         try:
-            theta = self._dense[tokens]
+            theta = self._dense[index]
         except IndexError:  # beyond the dense part
             theta = self._theta_of(np.asarray(tokens))
-        alpha = self._once("alpha", requests) if isinstance(requests, int) else table_at(self.alpha, requests)
-        return theta + (self.t0 + alpha + self.context * context)
+        return theta + (self.t0 + self._table("alpha", requests) + self.context * context)
 
-    def draft_seconds(self, slots: int | np.ndarray, length: int | None = None) -> float | np.ndarray:
-        """Seconds of drafting `slots` slots (0 for none), scalar or array; the block's length makes no difference."""
-        if self.draft is None:
-            return 0.0
+    def draft_seconds(self, requests: Count, slots: Count, length: int) -> Seconds:
+        """Seconds of the draft, its forward and its head: scalar, or an array of the broadcast shape."""
+        return self.block_seconds(requests, length) + (self.head_seconds(slots) if length else 0.0)
+
+    def block_seconds(self, requests: Count, length: int) -> Seconds:
+        """Seconds of the draft's forward over `requests` blocks of `length`; 0 for a length of 0."""
+        return self._table("block", requests * (self.whole or length)) if length else 0.0
+
+    def head_seconds(self, slots: Count) -> Seconds:
+        """Seconds of sampling `slots` tokens, scalar or array; 0 for none."""
         if isinstance(slots, int):
-            return self._once("draft", slots) if slots else 0.0
-        return np.where(np.asarray(slots) > 0, table_at(self.draft, slots), 0.0)
+            return self._table("head", slots) if slots else 0.0
+        return np.where(np.asarray(slots) > 0, self._table("head", np.asarray(slots)), 0.0)
 
     def padded(self, tokens: int | np.ndarray) -> np.ndarray:
         """The rows that really run: `tokens` rounded up to the next tier; unchanged above the last."""
@@ -110,28 +127,31 @@ class AdditiveCostModel:
         place = np.searchsorted(tiers, tokens)
         return np.where(place < len(tiers), tiers[np.minimum(place, len(tiers) - 1)], tokens)
 
-    def _once(self, table: str, x: int) -> float:
-        """A table read at a whole number; remembered, since a planner asks the same few ones at every step."""
-        value = self._read.get((table, x))
+    def _table(self, name: str, x: Count) -> Seconds:
+        """A table read at x, 0 if there is none. Whole numbers are remembered: a planner asks for the same few."""
+        table = getattr(self, name)
+        if table is None:
+            return 0.0
+        if not isinstance(x, int):
+            return table_at(table, x)
+        value = self._read.get((name, x))
         if value is None:
-            value = self._read[table, x] = float(table_at(getattr(self, table), x))
+            value = self._read[name, x] = float(table_at(table, x))
         return value
 
     def _theta_of(self, tokens: np.ndarray) -> np.ndarray:
-        return table_at(self.theta, self.padded(tokens))
+        return np.asarray(table_at(self.theta, self.padded(tokens)))
 
     def to_dict(self) -> dict:
         """JSON types from which `from_dict` makes an equal model."""
-        tables = {
-            name: None if table is None else [list(map(float, column)) for column in table]
-            for name, table in (("alpha", self.alpha), ("theta", self.theta), ("draft", self.draft))
-        }
-        return {"t0": self.t0, "context": self.context, "tiers": list(self.tiers), **tables}
+        tables = {name: getattr(self, name) for name in TABLES}
+        columns = {name: t and [list(map(float, column)) for column in t] for name, t in tables.items()}
+        return {"t0": self.t0, "context": self.context, "tiers": list(self.tiers), "whole": self.whole, **columns}
 
     @classmethod
     def from_dict(cls, body: dict) -> AdditiveCostModel:
         """Raises ValueError for unknown or missing keys."""
-        if set(body) != {"t0", "alpha", "theta", "tiers", "context", "draft"}:
+        if set(body) != {"t0", "context", "tiers", "whole", *TABLES}:
             raise ValueError(f"not a cost model: keys {sorted(body)}")
         return cls(**body)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .cost import AdditiveCostModel
+from .plan import DraftShape
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Machine:
     Attributes:
         name: "gpu" or "cpu".
         cost: the true cost of a step.
-        drafting: what the draft computes under policy `causal` and for fixed lengths ("block" or "depth").
+        drafting: what the draft computes under policy `causal` and for fixed lengths (see `DraftShape`).
         drafting_known: the same where windows are known before drafting (`lagged`, `ahead`).
     """
 
@@ -25,11 +26,9 @@ class Machine:
     drafting: str
     drafting_known: str
 
-    def slots(self, requests: int, gamma: int, length: int) -> int:
-        """Drafted slots of a step in which nobody's window is longer than `length`."""
-        if length == 0:
-            return 0
-        return requests * (gamma if self.drafting == "block" else length)
+    def shape(self, gamma: int) -> DraftShape:
+        """What it drafts under policy `causal` and for fixed lengths."""
+        return DraftShape(self.drafting, gamma)
 
 
 def gpu() -> Machine:
@@ -40,8 +39,8 @@ def gpu() -> Machine:
     """
     tiers = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
     theta = ([1, 32, 64, 128, 256, 2048], np.array([0.0, 0.1, 0.4, 1.7, 4.7, 49.5]) / 1000)
-    draft = ([7, 224, 1792], np.array([0.9, 1.2, 6.0]) / 1000)
-    cost = AdditiveCostModel(6.4e-3, ([1, 256], [0.0, 12e-3]), theta, tiers, 1e-8, draft)
+    block = ([7, 224, 1792], np.array([0.9, 1.2, 6.0]) / 1000)
+    cost = AdditiveCostModel(6.4e-3, ([1, 256], [0.0, 12e-3]), theta, tiers, 1e-8, block=block)
     return Machine("gpu", cost, "block", "block")
 
 
@@ -52,8 +51,8 @@ def cpu() -> Machine:
     """
     rows = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192]
     seconds = np.maximum.accumulate([35, 34, 38, 40, 41, 47, 49, 57, 63, 81, 95, 122, 147, 203]) / 1000
-    draft = ([1, 5, 20, 40, 80], np.array([1.8, 2.1, 3.2, 4.8, 7.5]) / 1000)
-    return Machine("cpu", AdditiveCostModel(0.0, ([1], [0.0]), (rows, seconds), (), 0.0, draft), "depth", "windows")
+    head = ([1, 5, 20, 40, 80], np.array([1.8, 2.1, 3.2, 4.8, 7.5]) / 1000)
+    return Machine("cpu", AdditiveCostModel(0.0, ([1], [0.0]), (rows, seconds), (), 0.0, head), "depth", "windows")
 
 
 MACHINES = {"gpu": gpu, "cpu": cpu}

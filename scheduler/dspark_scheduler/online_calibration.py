@@ -45,14 +45,11 @@ class OnlineCalibrator:
             raise ValueError("gamma, memory, refit_every and prior must be at least 1")
         self.gamma, self.prior, self.refit_every = gamma, prior, refit_every
         self._fade = float(np.exp(-1.0 / memory))
-        self._quick_fade = float(np.exp(-10.0 / memory))
         # Planes: count, Σ logit, Σ outcome.
         self._seen = np.zeros((3, gamma, LOGIT_BINS))
         # Planes: count, Σ predicted, Σ outcome, by bin of the confidence that was in use at the time.
         self._table = np.zeros((3, gamma, ECE_BINS))
-        # Rows: Σ (predicted - outcome)², Σ (outcome - predicted), Σ predicted·(1 - predicted); the last two fade fast.
-        self._scores = np.zeros((3, gamma))
-        self._fresh = tuple(np.zeros(x.shape, np.int64) for x in (self._seen, self._table, self._scores))
+        self._fresh = tuple(np.zeros(x.shape, np.int64) for x in (self._seen, self._table))
         self._slope, self._shift = np.ones(gamma), np.zeros(gamma)
         self.steps = 0
 
@@ -89,19 +86,15 @@ class OnlineCalibrator:
         z, y = np.clip(logits[mask], -LOGIT_RANGE, LOGIT_RANGE), labels[mask]
         place = np.minimum(((z / LOGIT_RANGE + 1) * (LOGIT_BINS / 2)).astype(np.int64), LOGIT_BINS - 1)
         bucket = np.minimum((confidence * ECE_BINS).astype(np.int64), ECE_BINS - 1)
-        seen, table, scores = self._fresh
+        seen, table = self._fresh
         _count(seen, position * LOGIT_BINS + place, (np.ones_like(z), z, y))
         _count(table, position * ECE_BINS + bucket, (np.ones_like(z), confidence, y))
-        _count(scores, position, ((confidence - y) ** 2, y - confidence, confidence * (1 - confidence)))
 
     def end_step(self) -> None:
         """Close a step: fade what is older, add what was observed, refit when due."""
         for old, fresh in zip((self._seen, self._table), self._fresh):
             old *= self._fade
             old += fresh / UNIT
-        self._scores *= np.array([self._fade, self._quick_fade, self._quick_fade])[:, None]
-        self._scores += self._fresh[2] / UNIT
-        for fresh in self._fresh:
             fresh[:] = 0
         self.steps += 1
         if self.steps % self.refit_every == 0:
@@ -123,15 +116,6 @@ class OnlineCalibrator:
         with np.errstate(invalid="ignore"):
             return np.abs(self._table[1] - self._table[2]).sum(axis=1) / self._table[0].sum(axis=1)
 
-    def brier(self) -> np.ndarray:
-        """[γ] mean (confidence - outcome)²; with soft outcomes it lacks the noise of the coin, so it reads lower."""
-        with np.errstate(invalid="ignore"):
-            return self._scores[0] / self._table[0].sum(axis=1)
-
-    def drift(self) -> np.ndarray:
-        """[γ] z-score of recent (outcome - confidence): beyond ±4 the text has changed faster than the fit follows."""
-        return self._scores[1] / np.sqrt(np.maximum(self._scores[2], 1e-9))
-
     def save(self, path: str | Path, fingerprint: Fingerprint) -> None:
         """Write the whole state with what it was learned on."""
         body = {
@@ -139,7 +123,6 @@ class OnlineCalibrator:
             "steps": self.steps,
             "seen": self._seen.tolist(),
             "table": self._table.tolist(),
-            "scores": self._scores.tolist(),
         }
         save_measurement(path, "online-calibration", fingerprint, body)
 
@@ -149,8 +132,7 @@ class OnlineCalibrator:
         if body["gamma"] != self.gamma:
             raise ValueError(f"{path} is for block size {body['gamma']}, not {self.gamma}")
         self.steps = body["steps"]
-        for mine, theirs in ((self._seen, "seen"), (self._table, "table"), (self._scores, "scores")):
-            mine[:] = body[theirs]
+        self._seen[:], self._table[:] = body["seen"], body["table"]
         self.refit()
 
 

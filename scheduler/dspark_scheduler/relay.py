@@ -22,8 +22,8 @@ class LaggedSurvival:
     """Survival that is at least two steps old. Made by `SurvivalRelay.read`.
 
     Attributes:
-        values: [R, γ], a row per request of the step being planned, or [H, R, γ], what the last H steps that may be
-            read said about them, youngest first. A row of NaN: nothing is known of this request there.
+        values: [H, R, γ], what the last H steps that may be read said about the requests of the step being planned,
+            youngest first. A row of NaN: nothing is known of this request there.
         step: the youngest step that any row was published at.
         now: the step being planned.
 
@@ -40,14 +40,12 @@ class LaggedSurvival:
             raise ValueError(
                 f"survival of step {self.step} is too young to plan step {self.now}: {MIN_LAG} steps needed"
             )
-        if self.values.ndim not in (2, 3):
-            raise ValueError(
-                f"survival must be [requests, block size] or a history of it, got shape {self.values.shape}"
-            )
+        if self.values.ndim != 3:
+            raise ValueError(f"survival must be [steps, requests, block size], got shape {self.values.shape}")
 
     @property
     def missing(self) -> np.ndarray:
-        """[R] or [H, R] bool: where nothing is known of a request."""
+        """[H, R] bool: where nothing is known of a request."""
         return np.isnan(self.values[..., 0])
 
     @property
@@ -57,16 +55,24 @@ class LaggedSurvival:
         return first.size == 0 or not isnan(first.item(first.argmax()))  # argmax finds a NaN before anything else
 
     def averaged(self) -> LaggedSurvival:
-        """Every request's mean over its history, [R, γ]; NaN where it has none."""
-        if self.values.ndim == 2:
+        """Every request's mean over its history, as a history of one step; NaN where it has none."""
+        if len(self.values) == 1:
             return self
         if self.complete:
-            return LaggedSurvival(self.values.mean(axis=0), self.step, self.now)
+            return LaggedSurvival(self.values.mean(axis=0, keepdims=True), self.step, self.now)
         missing = self.missing
         known = np.count_nonzero(~missing, axis=0)[:, None]
         total = np.where(missing[..., None], 0.0, self.values).sum(axis=0)
         mean = np.divide(total, known, out=np.full(total.shape, np.nan), where=known > 0)
-        return LaggedSurvival(mean, self.step, self.now)
+        return LaggedSurvival(mean[None], self.step, self.now)
+
+    def filled(self, mean: np.ndarray) -> np.ndarray:
+        """[H, R, γ] without a gap: what is not known is the request's own mean, or else `mean` [γ]."""
+        if self.complete:
+            return self.values
+        own = self.averaged()
+        own_or_mean = np.where(own.missing[0][:, None], mean, own.values[0])
+        return np.where(self.missing[..., None], own_or_mean, self.values)
 
 
 @dataclass(frozen=True)
@@ -170,11 +176,11 @@ class SurvivalRelay:
             step: the step being planned; never falls from call to call.
             request_ids: the requests of that step, in its order.
             gamma: block size, needed only as long as nothing was published.
-            history: how many of the last published steps to hand out. 1: every request's own last row, [R, γ].
-                More: [H, R, γ] with 1 <= H <= history.
+            history: how many of the last published steps to hand out. 1: every request's own last row. More: those
+                steps as they were, 1 <= H <= history.
 
         Returns:
-            LaggedSurvival; rows older than `max_age` steps are not history any more.
+            LaggedSurvival [H, R, γ]; rows older than `max_age` steps are not history any more.
 
         Raises:
             ValueError: steps run backwards, or the block size is not known yet.
@@ -188,7 +194,7 @@ class SurvivalRelay:
         readable = [e for e in self._entries if step - self.max_age <= e.step <= step - self.lag]
         ids = tuple(request_ids)
         if not readable:
-            return LaggedSurvival(np.full((len(ids), gamma), np.nan), step - self.lag, step)
+            return LaggedSurvival(np.full((1, len(ids), gamma), np.nan), step - self.lag, step)
         if history > 1:
             rows = [_rows_of(entry, ids) for entry in readable[-history:][::-1]]
             return LaggedSurvival(np.stack(rows), readable[-1].step, step)
@@ -198,7 +204,7 @@ class SurvivalRelay:
             if not missing.any():
                 break
             values = np.where(missing[:, None], _rows_of(entry, ids), values)
-        return LaggedSurvival(values, readable[-1].step, step)
+        return LaggedSurvival(values[None], readable[-1].step, step)
 
 
 def _rows_of(entry: _Entry, ids: tuple[Hashable, ...]) -> np.ndarray:

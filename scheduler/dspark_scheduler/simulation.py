@@ -42,7 +42,7 @@ class Load:
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate is None):
             raise ValueError("a load has either a concurrency or a rate")
-        arrivals = self.concurrency if self.rate is None else self.rate
+        arrivals = self.rate or self.concurrency or 0
         if not arrivals > 0 or self.max_running < 1 or min(self.mean_output, self.mean_prompt) < 1:
             raise ValueError(f"a load needs positive numbers, got {self}")
 
@@ -106,9 +106,10 @@ class _Traffic:
 
     def admit(self, first: bool) -> None:
         """Fill the places: at once in a closed loop, with whoever has arrived in an open one."""
-        if self.load.rate is None:
+        if self.load.concurrency is not None:
             self._add(self.load.concurrency - len(self.rows), first)
             return
+        assert self.load.rate is not None
         while self.next_arrival <= self.now or not len(self.rows):
             if len(self.rows) >= self.load.max_running:
                 break
@@ -126,7 +127,7 @@ class _Traffic:
             )
             if staggered:  # a loop that has been running for long
                 left = max(1, int(left * self.people.random()))
-            row = [self.next_id, domain, easiness * self.acceptance.request_spread, left, context]
+            row = np.array([self.next_id, domain, easiness * self.acceptance.request_spread, left, context])
             self.rows = np.vstack([self.rows, row])
             self.next_id += 1
 
@@ -165,7 +166,7 @@ class _Totals:
         self.tokens += expected
         self.requests += requests
         self.request_seconds += requests * seconds
-        self.skipped += decision.slots == 0
+        self.skipped += decision.length == 0
         self.budgets.append(int(decision.windows.sum()))
         self.windows += np.bincount(decision.windows, minlength=self.gamma + 1)
 
@@ -218,26 +219,25 @@ def simulate(
     sampler, gamma = sampler_of(acceptance), acceptance.gamma
     setup = Setup(machine, machine.cost if believed is None else believed, gamma, sampler.mean_survival)
     contender = make_contender(policy, setup) if isinstance(policy, str) else policy(setup)
-    head = {"tokens": 0, "context": 1}.get(contender.reads)
-    calibrator = OnlineCalibrator(gamma, refit_every=16) if calibrate and head is not None else None
+    calibrator = OnlineCalibrator(gamma, refit_every=16) if calibrate and contender.reads != "nothing" else None
     traffic, totals = _Traffic(load, acceptance, seed), _Totals(gamma)
     blocks, coins, jitter = (np.random.default_rng((seed, k)) for k in (3, 4, 5))
     for step in range(warmup + steps):
         traffic.admit(step == 0)
         rows, context = traffic.rows, float(traffic.rows[:, 4].sum())
-        truth, *heads = sampler.blocks(rows[:, 1].astype(np.int64), rows[:, 2], blocks)
-        logits = None if head is None else heads[head]
-        raw = None if head is None else sigmoid(logits)
+        truth, of_tokens, of_context = sampler.blocks(rows[:, 1].astype(np.int64), rows[:, 2], blocks)
+        logits = of_context if contender.reads == "context" else of_tokens
+        raw = sigmoid(logits)
         confidence = raw if calibrator is None else calibrator.apply(logits)
         ids = tuple(rows[:, 0].astype(int).tolist())
         decision = contender.decide(View(step, ids, confidence, raw, context))
         requests, verified = len(rows), int(decision.windows.sum())
         seconds = float(
             machine.cost.step_seconds(requests, requests + verified, context)
-            + machine.cost.draft_seconds(decision.slots)
+            + machine.cost.draft_seconds(requests, decision.slots, decision.length)
         )
         seconds *= float(np.exp(noise * jitter.standard_normal())) if noise else 1.0
-        contender.told(requests, requests + verified, context, seconds, decision.slots)
+        contender.told(requests, requests + verified, context, seconds, decision.slots, decision.length)
         inside = np.arange(gamma) < decision.windows[:, None]
         passed = np.cumprod(inside & (coins.random(truth.shape) < truth), axis=1)
         if calibrator is not None and verified:

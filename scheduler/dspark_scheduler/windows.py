@@ -45,10 +45,11 @@ def allocate_windows(
     falls = positions[1:] <= positions[:-1]
     if np.count_nonzero(falls) < falls.size or (gamma == 1 and np.isnan(positions).any()):
         raise ValueError("survival must be free of NaN and never rise along a row")
-    low, high = window_bounds(requests, gamma, min_window, max_window)
-    if low is None:
+    bounds = window_bounds(requests, gamma, min_window, max_window)
+    if bounds is None:
         budget = min(int(budget), positions.size)
         return _top(positions, budget) if budget > 0 else np.zeros(requests, np.int64)
+    low, high = bounds
     budget = min(int(budget) - int(low.sum()), int((high - low).sum()))
     if budget <= 0:
         return low.copy()
@@ -76,8 +77,8 @@ def _top(candidates: np.ndarray, count: int) -> np.ndarray:
 
 def window_bounds(
     requests: int, gamma: int, min_window: int | np.ndarray, max_window: int | np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """Bounds as two int64 arrays [R] with 0 <= low <= high <= gamma, or (None, None) if they bind nowhere.
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Bounds as two int64 arrays [R] with 0 <= low <= high <= gamma, or None if they bind nowhere.
 
     Raises:
         ValueError: a bound is negative, or has neither no dimension nor one entry per request.
@@ -86,11 +87,11 @@ def window_bounds(
         max_window = gamma
     numbers = isinstance(min_window, (int, np.integer)) and isinstance(max_window, (int, np.integer))
     if numbers and min_window == 0 and max_window >= gamma:
-        return None, None
+        return None
     low = _per_request(min_window, requests, "min_window")
     high = np.minimum(_per_request(max_window, requests, "max_window"), gamma)
     if not low.any() and high.min(initial=gamma) == gamma:
-        return None, None
+        return None
     return np.minimum(low, high), high
 
 

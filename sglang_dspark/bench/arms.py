@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from sglang_dspark.settings.config import ACCEPT_RULES, VERIFY_MODES, WINDOW_POLICIES
+from sglang_dspark.errors import UserError
+from sglang_dspark.settings.config import ACCEPT_RULES, SWITCHABLE, VERIFY_MODES, WINDOW_POLICIES, DSparkConfig
 
 # A treatment starts from these, so that nothing of the arm before it is left.
-CLEAN = {
-    "verify_mode": "compact",
-    "accept_rule": "block",
-    "window_policy": None,
-    "min_window": 0,
-    "max_window": None,
-    "max_step_ms": None,
-}
+CLEAN = {name: getattr(DSparkConfig(), name) for name in SWITCHABLE}
 GRAMMAR = """an arm is MODE[+OPTION...][@URL]: MODE is off, static, static-K, compact, cap-accept,
 schedule=[[FROM,TO,K],...] or any name with @URL of a server started for it;
 OPTION is an accept rule, a window policy, min-K or max-K"""
 
 
-class ArmError(ValueError):
+class ArmError(UserError):
     """An arm that cannot be read; the message holds the grammar."""
 
 

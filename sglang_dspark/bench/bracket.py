@@ -11,10 +11,11 @@ from pathlib import Path
 from sglang_dspark.bench.arms import Arm
 from sglang_dspark.bench.server import Server, run_load
 from sglang_dspark.bench.traffic import save_rows
+from sglang_dspark.settings.config import SWITCHABLE
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What will be run and what will count, written down before anything runs.
 
     Args:
@@ -23,7 +24,7 @@ class Plan:
         temperature, seed: of the traffic. stop_at_end: whether an answer may end before `output_tokens`.
 
     Raises:
-        ValueError: nothing to compare, or a number that is not positive.
+        ValueError: nothing to compare, a number that is not positive, or an arm that cannot run at a concurrency.
     """
 
     control: Arm
@@ -45,6 +46,9 @@ class Plan:
         if any(self.requests < c for c in self.concurrencies):
             most = max(self.concurrencies)
             raise ValueError(f"{self.requests} requests cannot keep {most} clients busy: raise --requests")
+        for arm in (self.control, *self.treatments):
+            for clients in self.concurrencies:
+                arm.settings_at(clients)
 
     @property
     def rule(self) -> str:
@@ -74,7 +78,7 @@ class Cell:
     runs: list[Run] = field(default_factory=list)
 
 
-def execute(plan: Plan, rows: dict[str, list[dict]], server: Server, tell: Callable[[str], None]) -> list[Cell]:
+def execute(plan: BenchPlan, rows: dict[str, list[dict]], server: Server, tell: Callable[[str], None]) -> list[Cell]:
     """Run every cell; the server's own settings are put back at the end, whatever happens."""
     before = server.status()
     cells = []
@@ -87,12 +91,11 @@ def execute(plan: Plan, rows: dict[str, list[dict]], server: Server, tell: Calla
                     cells.append(_cell(plan, Cell(traffic, concurrency), dataset, server, tell))
     finally:
         if before:
-            switchable = ("verify_mode", "accept_rule", "window_policy", "min_window", "max_window", "max_step_ms")
-            server.configure({name: before[0]["config"][name] for name in switchable})
+            server.configure({name: before[0]["config"][name] for name in SWITCHABLE})
     return cells
 
 
-def _cell(plan: Plan, cell: Cell, dataset: Path, server: Server, tell) -> Cell:
+def _cell(plan: BenchPlan, cell: Cell, dataset: Path, server: Server, tell) -> Cell:
     order = [plan.control]
     for treatment in plan.treatments:
         order += [treatment, plan.control]
@@ -103,11 +106,11 @@ def _cell(plan: Plan, cell: Cell, dataset: Path, server: Server, tell) -> Cell:
     return cell
 
 
-def _run(plan: Plan, arm: Arm, concurrency: int, dataset: Path, server: Server) -> Run:
-    return measure(arm, server, dataset, plan.requests, concurrency, stop_at_end=plan.stop_at_end)
+def _run(plan: BenchPlan, arm: Arm, concurrency: int, dataset: Path, server: Server) -> Run:
+    return run_arm(arm, server, dataset, plan.requests, concurrency, stop_at_end=plan.stop_at_end)
 
 
-def measure(arm: Arm, server: Server, dataset: Path, requests: int, concurrency: int, **how) -> Run:
+def run_arm(arm: Arm, server: Server, dataset: Path, requests: int, concurrency: int, **how) -> Run:
     """One run of one arm: its settings, an empty prefix cache, the load (`how` goes to `run_load`), the steps it took.
 
     Raises:
@@ -162,7 +165,7 @@ def gained(before: list[dict] | None, after: list[dict] | None) -> dict | None:
     }
 
 
-def verdicts(plan: Plan, cell: Cell) -> list[dict]:
+def verdicts(plan: BenchPlan, cell: Cell) -> list[dict]:
     """For every treatment of a cell: its gain over its two controls, how far those differ, and the verdict."""
     judged = []
     for place in range(1, len(cell.runs), 2):
@@ -175,6 +178,6 @@ def verdicts(plan: Plan, cell: Cell) -> list[dict]:
     return judged
 
 
-def plan_to_dict(plan: Plan) -> dict:
+def plan_to_dict(plan: BenchPlan) -> dict:
     """JSON-ready, the rule included."""
     return {**asdict(plan), "rule": plan.rule}

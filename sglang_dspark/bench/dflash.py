@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 SWITCHES = ("markov_rank", "enable_confidence_head", "confidence_head_with_markov", "enable_hidden_confidence_head")
-HEADS = ("markov_head.", "confidence_head.", "hidden_confidence_head.")
+HEAD_PREFIXES = ("markov_head.", "confidence_head.", "hidden_confidence_head.")
 
 
 def without_sequential_head(draft: Path, out: Path) -> Path:
@@ -39,7 +39,7 @@ def without_sequential_head(draft: Path, out: Path) -> Path:
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
     for file in draft.glob("*.safetensors"):
-        kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith(HEADS)}
+        kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith(HEAD_PREFIXES)}
         save_file(kept, out / file.name, metadata={"format": "pt"})
     for file in draft.glob("*.json"):
         if file.name not in ("config.json", "sts.json") and not file.name.endswith(".index.json"):

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from sglang_dspark.bench.bracket import Cell, Plan, plan_to_dict, verdicts
+from sglang_dspark.bench.bracket import BenchPlan, Cell, plan_to_dict, verdicts
 
 FOOTNOTE = (
     "tokens/step, step and window are the server's own (docs/metrics.md), the generator's warm-up included; "
@@ -31,7 +31,7 @@ COLUMNS = (
 )
 
 
-def begin(folder: Path, plan: Plan, described: dict) -> Path:
+def begin(folder: Path, plan: BenchPlan, described: dict) -> Path:
     """Write plan.json (what will be compared, and the bar) before anything runs; returns its path.
 
     Raises:
@@ -54,7 +54,7 @@ def begin(folder: Path, plan: Plan, described: dict) -> Path:
     return path
 
 
-def finish(folder: Path, plan: Plan, cells: list[Cell]) -> list[Path]:
+def finish(folder: Path, plan: BenchPlan, cells: list[Cell]) -> list[Path]:
     """Write receipt.json, receipt.md and the pictures beside plan.json; returns their paths."""
     before = json.loads((folder / "plan.json").read_text())
     judged = [verdicts(plan, cell) for cell in cells]
@@ -66,7 +66,7 @@ def finish(folder: Path, plan: Plan, cells: list[Cell]) -> list[Path]:
     }
     (folder / "receipt.json").write_text(json.dumps(body, indent=1))
     (folder / "receipt.md").write_text(markdown(body, plan, cells, judged))
-    return [folder / "receipt.json", folder / "receipt.md", *draw(folder, cells)]
+    return [folder / "receipt.json", folder / "receipt.md", *draw_figures(folder, cells)]
 
 
 def command_line(arguments: list[str]) -> str:
@@ -93,7 +93,7 @@ def machine() -> dict:
     }
 
 
-def cautions(plan: Plan) -> list[str]:
+def cautions(plan: BenchPlan) -> list[str]:
     """What these numbers cannot show."""
     arms, said = (plan.control, *plan.treatments), []
     if plan.temperature == 0:
@@ -113,7 +113,7 @@ def cautions(plan: Plan) -> list[str]:
     return said
 
 
-def markdown(body: dict, plan: Plan, cells: list[Cell], judged: list[list[dict]]) -> str:
+def markdown(body: dict, plan: BenchPlan, cells: list[Cell], judged: list[list[dict]]) -> str:
     """The receipt for people."""
     machine_, server = body["machine"], body["server"]
     lines = [
@@ -157,7 +157,7 @@ def markdown(body: dict, plan: Plan, cells: list[Cell], judged: list[list[dict]]
     return "\n".join([*lines, "", FOOTNOTE, ""])
 
 
-def draw(folder: Path, cells: list[Cell]) -> list[Path]:
+def draw_figures(folder: Path, cells: list[Cell]) -> list[Path]:
     """One picture per class: throughput and time per token over the number of clients, a line per arm."""
     import matplotlib
 

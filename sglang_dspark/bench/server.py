@@ -12,6 +12,8 @@ from pathlib import Path
 
 import httpx
 
+from sglang_dspark.errors import UserError
+
 # What a run keeps of the load generator's result; the inter-token latency is its time per output token, since a chunk
 # of a stream holds all tokens of a step.
 KEPT = (
@@ -30,7 +32,7 @@ KEPT = (
 )
 
 
-class ServerError(RuntimeError):
+class ServerError(UserError):
     """The server or the load generator did not do what was asked; the message says what."""
 
 
@@ -179,7 +181,7 @@ def run_load(
 
 
 @contextlib.contextmanager
-def offline():
+def without_hub():
     """No request to a model hub inside: a benchmark measures a server, and a missing network costs 20 s of retries."""
     from huggingface_hub import constants
 
@@ -208,7 +210,7 @@ def _generate(argv: list[str], key: str | None) -> str:
     if key:
         os.environ["OPENAI_API_KEY"] = key  # the only way in that the generator has for a key
     try:
-        with offline(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with without_hub(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             serving.cli_main()
     except (SystemExit, Exception) as error:  # whatever ends the generator ends one run with its reason
         raise ServerError(f"the load generator failed: {error}: {out.getvalue()[-500:]}") from error

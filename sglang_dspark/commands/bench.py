@@ -52,12 +52,13 @@ def bench(
     """Tokens per step, step time, time to first token, time per token and throughput of modes that bracket each other."""
     from sglang_dspark.bench import bracket, receipt
     from sglang_dspark.bench import traffic as sources
-    from sglang_dspark.bench.arms import ArmError, parse_arm
-    from sglang_dspark.bench.server import Server, ServerError
+    from sglang_dspark.bench.arms import parse_arm
+    from sglang_dspark.bench.server import Server
+    from sglang_dspark.errors import UserError
 
     try:
         classes = tuple(sources.CLASSES if traffic == "all" else traffic.split(","))
-        plan = bracket.Plan(
+        plan = bracket.BenchPlan(
             parse_arm(control),
             tuple(parse_arm(text) for text in arm or ["compact"]),
             classes,
@@ -69,22 +70,19 @@ def bench(
             seed,
             stop_at_end,
         )
-        for one in (plan.control, *plan.treatments):
-            for clients in plan.concurrencies:
-                one.settings_at(clients)
         rows = sources.traffic(list(classes), requests, seed, temperature, prompts)
         server = Server(url.rstrip("/"), api_key, admin_api_key, tokenizer)
         server.tokenizer_path()
         folder = out or Path("bench-receipts") / time.strftime("%Y%m%d-%H%M%S")
         written = receipt.begin(folder, plan, server.describe())
-    except (ArmError, ServerError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     typer.echo(f"plan written to {written}; {plan.rule}")
     for caution in receipt.cautions(plan):
         typer.echo(f"note: {caution}")
     try:
         cells = bracket.execute(plan, rows, server, lambda line: typer.echo(f"  {line}"))
-    except (ServerError, ArmError) as error:
+    except UserError as error:
         typer.echo(f"sglang-dspark bench: {error}", err=True)
         raise typer.Exit(1) from error
     files = receipt.finish(folder, plan, cells)

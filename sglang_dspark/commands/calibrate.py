@@ -25,7 +25,7 @@ def calibrate(
     import numpy as np
 
     from dspark_scheduler import Fingerprint, SequentialTemperatureScaling
-    from sglang_dspark.commands.offline import arguments_of, measured_engine, status_of_first_rank
+    from sglang_dspark.commands.offline_engine import arguments_of, measured_engine, status_of_first_rank
 
     texts = read_prompts(prompts)
     record = Path(tempfile.mkdtemp()) / "outcomes.npz"

@@ -98,7 +98,7 @@ def device() -> Iterator[Finding]:
 
 def versions() -> Iterator[Finding]:
     from sglang_dspark import __version__
-    from sglang_dspark.engine.compatibility import EXPECTED_VERSION, installed_version
+    from sglang_dspark.contract.compatibility import EXPECTED_VERSION, installed_version
 
     found = installed_version()
     fix = f"made for {EXPECTED_VERSION}: pip install sglang=={EXPECTED_VERSION}" * (found != EXPECTED_VERSION)
@@ -115,14 +115,15 @@ def _version(name: str) -> str:
 
 
 def interface() -> Iterator[Finding]:
-    """Every row of the compatibility table."""
-    from sglang_dspark.engine.compatibility import EXPECTED_VERSION, check
-    from sglang_dspark.engine.compatibility_table import TABLE
+    """Every row of the compatibility check."""
+    from sglang_dspark.contract.compatibility import EXPECTED_VERSION, check
+    from sglang_dspark.plugin import rows
 
-    problems = check()
+    expected = rows()
+    problems = check(expected)
     yield Finding(
         "SGLang's interface",
-        f"{len(TABLE) - len(problems)} of {len(TABLE)} names as expected",
+        f"{len(expected) - len(problems)} of {len(expected)} names as expected",
         f"pip install sglang=={EXPECTED_VERSION}" * bool(problems),
     )
     for problem in problems:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_dspark.engine.unsupported import check_start
+from sglang_dspark.errors import UserError
 from sglang_dspark.settings.config import DSparkConfig
-from sglang_dspark.settings.flags import ALGORITHM, add_flags, config_of_namespace
+from sglang_dspark.settings.flags import ALGORITHM, add_flags, config_of_namespace, speculates
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
 # A server without its model: four Python processes with torch, most pages shared (measured 2026-11-29: README).
@@ -31,12 +32,12 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _BYTES = {"float32": 4, "float": 4}
 
 
-class PreflightError(ValueError):
+class PreflightError(UserError):
     """Something that would fail later, found before anything was loaded; the message says what to do."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class StartPlan:
     """A checked start: the arguments for SGLang's parser, and what they mean."""
 
     argv: tuple[str, ...]
@@ -87,14 +88,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(list(argv))
 
 
-def plan_start(argv: Sequence[str]) -> Plan:
+def plan_start(argv: Sequence[str]) -> StartPlan:
     """Check a command line and complete it: the demo pair where no model is given, our algorithm where none is.
 
     Args:
         argv: what stands after `sglang-dspark serve`.
 
     Raises:
-        PreflightError, ConfigError, DraftCheckpointError, DemoTargetError: one line each, saying what to do.
+        UserError: one line that says what to do.
     """
     argv = list(argv)
     if argv and not argv[0].startswith("-"):
@@ -104,29 +105,29 @@ def plan_start(argv: Sequence[str]) -> Plan:
         argv += ["--speculative-algorithm", ALGORITHM]
         args.speculative_algorithm = ALGORITHM
     config = config_of_namespace(args)
-    if args.speculative_algorithm is None or args.speculative_algorithm.upper() == ALGORITHM:
+    if args.speculative_algorithm is None or speculates(args):
         check_start(args)
     check_port(args.host, args.port)
-    speculates = config.verify_mode != "off" and args.speculative_algorithm.upper() == ALGORITHM
+    drafting = config.verify_mode != "off" and speculates(args)
     if args.model_path is None:
-        argv += demo_arguments(args, speculates)
-    elif speculates and args.speculative_draft_model_path is None:
+        argv += demo_arguments(args, drafting)
+    elif drafting and args.speculative_draft_model_path is None:
         local_model(args.model_path, "--model-path", args.revision)  # the first mistake first
         raise PreflightError(
             f"{args.model_path} needs a draft: pass --speculative-draft-model-path FOLDER_OR_REPOSITORY, or --verify-mode "
             "off to serve it without one, or make a draft with `sglang-dspark train-draft`"
         )
-    plan = Plan(tuple(argv), parse(argv), config)
-    check_models(plan, speculates)
+    plan = StartPlan(tuple(argv), parse(argv), config)
+    check_models(plan, drafting)
     return plan
 
 
-def demo_arguments(args: argparse.Namespace, speculates: bool) -> list[str]:
+def demo_arguments(args: argparse.Namespace, drafting: bool) -> list[str]:
     """The flags that serve the demo pair, which is fetched first where it is missing."""
     from sglang_dspark.demo.target import demo_draft_path, ensure_demo_target
 
     extra = [] if args.served_model_name else ["--served-model-name", DEMO_NAME]
-    if speculates and args.speculative_draft_model_path is None:
+    if drafting and args.speculative_draft_model_path is None:
         extra += ["--speculative-draft-model-path", str(demo_draft_path())]
     return [*extra, "--model-path", str(ensure_demo_target())]
 
@@ -148,7 +149,7 @@ def check_port(host: str, port: int) -> None:
         raise PreflightError(f"cannot listen on {host}:{port} ({error}): change --host or --port") from error
 
 
-def check_models(plan: Plan, speculates: bool) -> None:
+def check_models(plan: StartPlan, speculates: bool) -> None:
     """Check target and draft on disk, that they fit each other, and that memory holds them.
 
     Raises: PreflightError or DraftCheckpointError.

@@ -15,7 +15,7 @@ def profile(
     """Time target and draft over requests and rows; takes serve's flags (model, draft, dtype, tp). About 15 s."""
     import shutil
 
-    from sglang_dspark.commands.offline import arguments_of, measured_engine, status_of_first_rank
+    from sglang_dspark.commands.offline_engine import arguments_of, measured_engine, status_of_first_rank
 
     with measured_engine(arguments_of(ctx), verify_mode="compact", cost_model="measure") as engine:
         status = status_of_first_rank(engine)
@@ -29,17 +29,14 @@ def report(path: Path, gamma: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dspark_scheduler.fingerprint import load_measurement
-    from sglang_dspark.learning.step_cost import ServerCost
-    from sglang_dspark.step.speculation import COST_KIND
+    from dspark_scheduler import AdditiveCostModel
 
-    cost = ServerCost.from_dict(load_measurement(path, COST_KIND, None), learn=False)
+    cost = AdditiveCostModel.load(path, None)
     table = Table(title="milliseconds of a step, by requests and drafts verified of each; and of its draft")
     for column in ("requests", *map(str, range(gamma + 1)), "draft"):
         table.add_column(column, justify="right")
     for requests in (1, 2, 4, 8, 16, 32):
-        cost.requests = requests
         steps = [1000 * float(cost.step_seconds(requests, requests * (1 + w))) for w in range(gamma + 1)]
-        draft = 1000 * float(cost.draft_seconds(requests * gamma))
+        draft = 1000 * float(cost.draft_seconds(requests, requests * gamma, gamma))
         table.add_row(str(requests), *(f"{ms:.1f}" for ms in (*steps, draft)))
     Console().print(table)

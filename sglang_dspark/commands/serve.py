@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from sglang_dspark.settings.config import ConfigError
+from sglang_dspark.errors import UserError
 from sglang_dspark.settings.flags import FLAGS
 
 EXIT_USAGE = 2
@@ -33,13 +33,11 @@ def serve(ctx: typer.Context) -> None:
 
 def run(argv: list[str]) -> int:
     """Start a server with SGLang's and our flags; returns the exit status when it has ended."""
-    from sglang_dspark.commands.preflight import PreflightError, plan_start
-    from sglang_dspark.demo.target import DemoTargetError
-    from sglang_dspark.models.draft_config import DraftCheckpointError
+    from sglang_dspark.commands.preflight import plan_start
 
     try:
         plan = plan_start(argv)
-    except (PreflightError, ConfigError, DraftCheckpointError, DemoTargetError) as error:
+    except UserError as error:
         fail(str(error))
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

@@ -3,6 +3,7 @@ refused with a sentence (see `refusals`)."""
 
 from __future__ import annotations
 
+from sglang_dspark.contract.hooks import BEFORE, Hook
 from sglang_dspark.cpu import ATTENTION_BACKEND, default_dtype
 from sglang_dspark.cpu.refusals import refuse_arguments, refuse_model, refuse_too_little_memory
 
@@ -19,7 +20,7 @@ def apply_defaults(args) -> None:
     """Fill in what the user left open; called by SGLang with a view of its arguments that records what is written.
 
     Raises:
-        Refused: an argument that cannot be served here.
+        CpuPlatformError: an argument that cannot be served here.
     """
     given = args._raw_input
     refuse_arguments(given)
@@ -46,7 +47,7 @@ def check_resolved(server_args) -> None:
     """Check the model behind resolved arguments (BEFORE hook on `ServerArgs.check_server_args`).
 
     Raises:
-        Refused: a model that cannot be served here, or that does not fit in memory.
+        CpuPlatformError: a model that cannot be served here, or that does not fit in memory.
     """
     import psutil
     from sglang.srt.arg_groups.overrides import model_config_of
@@ -62,3 +63,6 @@ def _without_graphs(graphs):
     for phase in Phase.ALL:
         graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
     return graphs
+
+
+HOOKS = (Hook("sglang.srt.server_args:ServerArgs.check_server_args", BEFORE, check_resolved, ()),)

@@ -9,7 +9,8 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 from sglang_dspark.cpu import ATTENTION_BACKEND
 from sglang_dspark.cpu.defaults import apply_defaults
 from sglang_dspark.cpu.processes.process import prepare_process, prepare_worker
-from sglang_dspark.cpu.refusals import SPECULATIVE_ALGORITHMS, refuse_layers
+from sglang_dspark.cpu.refusals import refuse_layers
+from sglang_dspark.settings.flags import ALGORITHM
 
 
 class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -40,7 +41,7 @@ class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION_BACKEND
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
-        return algorithm in SPECULATIVE_ALGORITHMS
+        return algorithm == ALGORITHM
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
         return backend == ATTENTION_BACKEND

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.cpu import ATTENTION_BACKEND
+from sglang_dspark.errors import UserError
+from sglang_dspark.settings.flags import ALGORITHM
 
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
-SPECULATIVE_ALGORITHMS = ("DSPARK_LOAD_AWARE",)
 
 
-class Refused(ValueError):
+class CpuPlatformError(UserError):
     """A setting or a model that the plain-CPU platform cannot serve."""
 
 
@@ -24,10 +25,6 @@ class Refusal:
     field: str
     applies: Callable[[Any], bool]
     reason: str
-
-
-def _given(value: Any) -> bool:
-    return value is not None
 
 
 def _other_backend(value: Any) -> bool:
@@ -51,8 +48,8 @@ ARGUMENTS = (
     Refusal("sampling_backend", lambda v: v not in (None, "pytorch"),
             "--sampling-backend {}: only pytorch runs here; drop the flag"),
     Refusal("page_size", lambda v: v not in (None, 1), "--page-size {}: pages hold one token here; drop the flag"),
-    Refusal("speculative_algorithm", lambda v: v is not None and v.upper() not in SPECULATIVE_ALGORITHMS,
-            "--speculative-algorithm {}: a plain CPU runs DSPARK_LOAD_AWARE or none"),
+    Refusal("speculative_algorithm", lambda v: v is not None and v.upper() != ALGORITHM,
+            f"--speculative-algorithm {{}}: a plain CPU runs {ALGORITHM} or none"),
     Refusal("enable_torch_compile", bool, "--enable-torch-compile: needs a C++ compiler; drop the flag"),
     Refusal("enable_deterministic_inference", bool,
             "--enable-deterministic-inference: not on a plain CPU; send a seed with the request instead"),
@@ -78,19 +75,19 @@ def refuse_arguments(given: dict[str, Any]) -> None:
     """Check what the user gave, before defaults: field name -> value.
 
     Raises:
-        Refused: the first setting that cannot be served.
+        CpuPlatformError: the first setting that cannot be served.
     """
     for rule in ARGUMENTS:
         value = given.get(rule.field)
         if value is not None and rule.applies(value):
-            raise Refused(rule.reason.format(value))
+            raise CpuPlatformError(rule.reason.format(value))
 
 
 def refuse_model(config) -> None:
     """Check SGLang's `ModelConfig` of the target.
 
     Raises:
-        Refused: quantised, multimodal, windowed, latent-attention, mixture-of-experts or recurrent models.
+        CpuPlatformError: quantised, multimodal, windowed, latent-attention, mixture-of-experts or recurrent models.
     """
     from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.configs.model_config import AttentionArch
@@ -111,14 +108,14 @@ def refuse_model(config) -> None:
     elif experts > 1:
         why = f"it is a mixture of {experts} experts"
     if why is not None:
-        raise Refused(f"{config.model_path} cannot be served on a plain CPU: {why}")
+        raise CpuPlatformError(f"{config.model_path} cannot be served on a plain CPU: {why}")
 
 
 def refuse_layers(model) -> None:
     """Check the attention layers of a loaded model: what its configuration did not tell.
 
     Raises:
-        Refused: a layer with a window, a logit cap, cross attention, or values of another size than its keys.
+        CpuPlatformError: a layer with a window, a logit cap, cross attention, or values of another size than its keys.
     """
     from sglang.srt.layers.radix_attention import RadixAttention
 
@@ -127,7 +124,7 @@ def refuse_layers(model) -> None:
             continue
         window = layer.sliding_window_size is not None and layer.sliding_window_size > -1
         if window or layer.logit_cap or layer.is_cross_attention or layer.v_head_dim != layer.qk_head_dim:
-            raise Refused(f"layer {name} has a sliding window, a logit cap, cross attention or values of another size "
+            raise CpuPlatformError(f"layer {name} has a sliding window, a logit cap, cross attention or values of another size "
                           "than its keys, which attention on a plain CPU does not do")  # fmt: skip
 
 
@@ -139,12 +136,12 @@ def refuse_too_little_memory(model_path: str, bytes_per_parameter: int, availabl
         bytes_per_parameter: of the dtype that the weights will have; available: bytes.
 
     Raises:
-        Refused: the weights alone do not fit.
+        CpuPlatformError: the weights alone do not fit.
     """
     files = sorted(Path(model_path).glob("*.safetensors")) if Path(model_path).is_dir() else []
     needed = sum(_parameters(file) for file in files) * bytes_per_parameter
     if needed > available:
-        raise Refused(
+        raise CpuPlatformError(
             f"{model_path} needs {needed / 2**30:.1f} GiB for its weights and {available / 2**30:.1f} GiB are free: "
             "close other programs or choose a smaller model"
         )

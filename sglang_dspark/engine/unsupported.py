@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sglang_dspark.contract.hooks import BEFORE, Hook
 from sglang_dspark.settings.config import ConfigError
-
-VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+from sglang_dspark.settings.flags import speculates
+from sglang_dspark.settings.request import check_sampling_params
 
 
 @dataclass(frozen=True)
@@ -88,22 +89,24 @@ def check_start(arguments) -> None:
             raise ConfigError(reason.format(getattr(arguments, name)))
 
 
-def install() -> None:
-    """Register the hook; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(VALIDATE, _refuse, HookType.BEFORE)
-
-
 def _refuse(manager, obj, input_ids) -> None:
     """Runs in the process that answers HTTP.
 
     Raises:
         ValueError: the first row that the request asks for; the engine turns it into a 400.
     """
-    from sglang_dspark.settings.flags import ALGORITHM
-
-    speculates = (manager.server_args.speculative_algorithm or "").upper() == ALGORITHM
+    speculating = speculates(manager.server_args)
     for row in TABLE:
-        if (speculates or not row.speculating) and row.asked(obj, manager):
+        if (speculating or not row.speculating) and row.asked(obj, manager):
             raise ValueError(row.reason)
+
+
+HOOKS = (
+    Hook("sglang.srt.sampling.sampling_params:SamplingParams.verify", BEFORE, check_sampling_params, ("vocab_size",)),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request",
+        BEFORE,
+        _refuse,
+        ("obj", "input_ids"),
+    ),
+)

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from dspark_scheduler import Fingerprint, OnlineCalibrator, SequentialTemperatureScaling
 from dspark_scheduler.calibration import sigmoid
@@ -36,6 +37,7 @@ class Calibration:
         self.fingerprint = fingerprint
         self.temperatures = np.ones(gamma)
         self.online = {kind: OnlineCalibrator(gamma) for kind in KINDS} if mode == "online" else {}
+        self._tables: tuple[tuple[int, ...], torch.Tensor] | None = None
         self.recorder: Recorder | None = None  # keeps raw outcomes for `sglang-dspark calibrate`
         if mode not in ("online", "off"):
             self.temperatures = np.asarray(SequentialTemperatureScaling.load(mode, fingerprint).temperatures)
@@ -52,6 +54,22 @@ class Calibration:
             return sigmoid(scaled)[:, : logits.shape[1]]
         rows = np.where(greedy[:, None], self.online["greedy"].apply(scaled), self.online["sampled"].apply(scaled))
         return rows[:, : logits.shape[1]]
+
+    def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `conditional` computes as slopes and shifts of the logits: float32 [2, gamma] each on `device`, a row for
+        sampled requests and one for greedy ones. They are copied again, without a wait, when they were fitted again."""
+        fitted = tuple(calibrator.steps // calibrator.refit_every for calibrator in self.online.values())
+        if self._tables is None or self._tables[0] != fitted:
+            slope = np.stack([1.0 / self.temperatures] * len(KINDS))
+            shift = np.zeros_like(slope)
+            for row, kind in enumerate(KINDS if self.online else ()):
+                slope[row] /= self.online[kind].temperatures
+                shift[row] = self.online[kind].shifts
+            tables = torch.from_numpy(np.stack([slope, shift]).astype(np.float32))
+            if device.type != "cpu":
+                tables = tables.pin_memory().to(device, non_blocking=True)
+            self._tables = fitted, tables
+        return self._tables[1].unbind()
 
     def observe(self, logits: np.ndarray, greedy: np.ndarray, acceptance: np.ndarray, observed: np.ndarray) -> None:
         """Learn from one step.

@@ -1,16 +1,15 @@
-"""What a step cost and what it brought, counted once on the host: for the cost model, calibration and telemetry."""
+"""What steps cost and what they brought, counted from their reports: for telemetry and the status page."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sglang_dspark.learning.history import History
+from sglang_dspark.learning.report import Record, Report
 
-STALL_SECONDS = 1.0  # a gap between steps beyond this is idleness, not cost
-# What a step is made of; the host's part is the rest: planning, packing, bookkeeping.
+# What a step is made of; the host's part is the rest on a CPU, and the time to launch the step on an accelerator.
 PARTS = ("backbone", "draft", "verify", "accept", "commit", "host")
 
 
@@ -40,12 +39,12 @@ class Totals:
     budget: int = 0
     predicted: float = 0.0
     changes: int = 0  # settings switched at run time
-    verified_at: np.ndarray = field(default=None)
-    accepted_at: np.ndarray = field(default=None)
-    confident_at: np.ndarray = field(default=None)
-    predicted_at: np.ndarray = field(default=None)
-    outcome_at: np.ndarray = field(default=None)
-    windows: np.ndarray = field(default=None)
+    verified_at: np.ndarray = field(init=False)
+    accepted_at: np.ndarray = field(init=False)
+    confident_at: np.ndarray = field(init=False)
+    predicted_at: np.ndarray = field(init=False)
+    outcome_at: np.ndarray = field(init=False)
+    windows: np.ndarray = field(init=False)
     seconds: dict = field(default_factory=lambda: dict.fromkeys(("step", *PARTS), 0.0))
 
     def __post_init__(self) -> None:
@@ -56,7 +55,7 @@ class Totals:
 
 
 class Meter:
-    """Times the parts of a step on the host's clock and counts its tokens. Never waits for a device.
+    """Counts steps from their reports.
 
     `telemetry`, where somebody sets it, is told that there is something new (see `serving.metrics.Telemetry`).
     """
@@ -67,79 +66,6 @@ class Meter:
         self.telemetry = None
         self.last: dict = {}  # the last step, for the status page
         self._config = None
-        self._pending: dict | None = None
-        self._predicted = 0.0
-        self._begin = self._mark = self._end = 0.0
-        self._parts: dict[str, float] = {}
-
-    def begin(self) -> None:
-        """A step starts here; what comes before the first mark is the host's."""
-        self._begin = self._mark = time.perf_counter()
-        self._parts = {}
-
-    def planned(self, budget) -> None:
-        self._budget = budget
-        self.mark()
-
-    def mark(self, part: str | None = None) -> None:
-        """The time since the last mark belongs to `part`; None: to the host."""
-        now = time.perf_counter()
-        if part is not None:
-            self._parts[part] = now - self._mark
-        self._mark = now
-
-    def interrupted(self) -> None:
-        """A prefill runs between two steps: the time until the next step says nothing about the last one."""
-        self._pending = None
-
-    def finish(self, now: float) -> dict | None:
-        """The last step's observation for `ServerCost.observe`, with its whole time; None if something came between."""
-        pending, self._pending = self._pending, None
-        if pending is None or now - self._end > STALL_SECONDS:
-            return None
-        seconds = pending["seconds"] = now - pending.pop("started")
-        self.totals.seconds["step"] += seconds
-        self.totals.timed += 1
-        self.totals.predicted += self._predicted
-        self.history.time(seconds, self._predicted, pending["requests"], pending["rows"])
-        if self.telemetry is not None:
-            self.telemetry.step(seconds, self._predicted)
-        return pending
-
-    def end(self, step, drafted, judged, verified, committed, speculation) -> None:
-        """Count the step, teach the calibration, and keep its parts for `finish`."""
-        lengths = committed.lengths.cpu().numpy()
-        windows = judged.windows.cpu().numpy()
-        k = judged.block_size
-        reached = np.arange(k) < np.minimum(lengths, windows)[:, None]  # verified, everything before it accepted
-        hits = np.arange(k) < (lengths - 1)[:, None]
-        self.settings(speculation.config)
-        self._count(step, drafted, k, lengths, windows, reached, hits)
-        # Whole blocks where another batch was verified than judged (cap-accept): no second read from the device.
-        self._count_rows(step, verified.rows, int(windows.sum()) if verified is judged else k * step.size)
-        if drafted is not None and drafted.logits is not None:
-            self._calibrate(step, drafted.logits, committed, reached, hits, speculation.calibration)
-        slots = (
-            0
-            if drafted is None
-            else max(1, int(k * step.size if speculation.windows.drafting == "depth" else windows.sum()))
-        )
-        length = self._budget.draft_length
-        self._predict(step, verified.rows, slots, length, speculation.cost)
-        self._end = time.perf_counter()
-        self._keep(step, verified.rows, slots, length)
-        self.last = {
-            "requests": step.size,
-            "context": step.context,
-            "rows": verified.rows,
-            "drafted": slots,
-            "budget": self._budget.tokens,
-            "verified": int(windows.sum()),
-            "committed": int(lengths.sum()),
-            "predicted_seconds": self._predicted,
-        }
-        if self.telemetry is not None:
-            self.telemetry.wake()
 
     def settings(self, config) -> None:
         """The settings in force; a change is counted once, whoever tells of it first."""
@@ -148,58 +74,63 @@ class Meter:
             self._config = config
             self.history.settings(config)
 
-    def _count(self, step, drafted, k: int, lengths, windows, reached, hits) -> None:
-        t = self.totals
-        counts = np.bincount(windows, minlength=t.gamma + 1)
-        accepted, committed = int((lengths - 1).sum()), int(lengths.sum())
-        t.steps += 1
-        t.skipped += drafted is None
-        t.requests += step.size
-        t.offered += t.gamma * step.size
-        t.drafted += k * step.size
-        t.verified += int(windows.sum())
-        t.accepted += accepted
-        t.committed += committed
-        t.verified_at[:k] += reached.sum(0)
-        t.accepted_at[:k] += (hits & reached).sum(0)
-        t.windows += counts
-        t.budget += self._budget.tokens
-        self.history.add(step.size, committed, drafted is None, counts)
-
-    def _count_rows(self, step, rows: int, drafts: int) -> None:
-        self.totals.rows += rows
-        self.totals.padding += rows - step.size - drafts
-
-    def _calibrate(self, step, logits: np.ndarray, committed, reached, hits, calibration) -> None:
-        """Compare the confidence in use with what came of it, then let the calibration learn from it."""
-        t, width = self.totals, min(reached.shape[1], logits.shape[1])
-        logits, reached, hits = logits[:, :width], reached[:, :width], hits[:, :width]
-        soft = committed.acceptance.cpu().numpy()[:, :width]
-        labels = np.where(np.isnan(soft), hits, soft)
-        t.confident_at[:width] += reached.sum(0)
-        t.predicted_at[:width] += (calibration.conditional(logits, step.greedy) * reached).sum(0)
-        t.outcome_at[:width] += (labels * reached).sum(0)
-        calibration.observe(logits, step.greedy, labels, reached)
-
-    def _predict(self, step, rows: int, slots: int, length: int, cost) -> None:
-        """The seconds that the cost model gives the step that ran, whatever the plan was; 0 without a cost model."""
-        self._predicted = 0.0
-        if cost is not None:
-            draft = cost.model.draft_seconds(slots) + cost.backbone_seconds(step.size, length) if slots else 0.0
-            self._predicted = float(cost.step_seconds(step.size, rows, step.context) + draft)
-
-    def _keep(self, step, rows: int, slots: int, length: int) -> None:
-        parts = self._parts
-        host = self._end - self._begin - sum(parts.values())
-        for name, seconds in (*parts.items(), ("host", host)):
-            self.totals.seconds[name] += seconds
-        self._pending = {
-            "started": self._begin,
-            "requests": step.size,
-            "rows": rows,
-            "context": step.context,
-            "slots": slots,
-            "length": length,
-            "backbone_seconds": parts.get("backbone", 0.0),
-            "head_seconds": parts.get("draft", 0.0),
+    def count(self, report: Report, confidence: np.ndarray | None) -> None:
+        """Count one step. Args: confidence: float [R, k] calibrated, as it was in use; None if it had none."""
+        record = report.record
+        self._count_tokens(report)
+        if confidence is not None:
+            self._count_confidence(report, confidence)
+        self.last = {
+            "requests": record.requests,
+            "context": record.context,
+            "rows": record.graph_rows,
+            "drafted": record.slots,
+            "budget": record.plan.tokens,
+            "verified": int(report.windows.sum()),
+            "committed": int(report.lengths.sum()),
+            "predicted_seconds": record.predicted,
         }
+        if self.telemetry is not None:
+            self.telemetry.wake()
+
+    def time(self, record: Record) -> None:
+        """Count the seconds of a step and of its parts, once they are known."""
+        parts, seconds = record.times.part_seconds(), record.times.seconds
+        on_host = record.times.launched - (sum(parts.values()) if record.times.on_host else 0.0)
+        for name, spent in (*parts.items(), ("host", on_host)):
+            self.totals.seconds[name] += spent
+        if seconds is None:
+            return
+        self.totals.seconds["step"] += seconds
+        self.totals.timed += 1
+        self.totals.predicted += record.predicted
+        self.history.time(seconds, record.predicted, record.requests, record.rows)
+        if self.telemetry is not None:
+            self.telemetry.step(seconds, record.predicted)
+
+    def _count_tokens(self, report: Report) -> None:
+        t, record, k = self.totals, report.record, report.record.block_size
+        counts = np.bincount(report.windows, minlength=t.gamma + 1)
+        committed = int(report.lengths.sum())
+        t.steps += 1
+        t.skipped += k == 0
+        t.requests += record.requests
+        t.offered += t.gamma * record.requests
+        t.drafted += k * record.requests
+        t.verified += int(report.windows.sum())
+        t.accepted += committed - record.requests
+        t.committed += committed
+        t.verified_at[:k] += report.tried.sum(0)
+        t.accepted_at[:k] += (report.accepted & report.tried).sum(0)
+        t.windows += counts
+        t.budget += record.plan.tokens
+        t.rows += record.graph_rows
+        t.padding += record.graph_rows - report.rows
+        self.history.add(record.requests, committed, k == 0, counts)
+
+    def _count_confidence(self, report: Report, confidence: np.ndarray) -> None:
+        t, width = self.totals, confidence.shape[1]
+        tried = report.tried[:, :width]
+        t.confident_at[:width] += tried.sum(0)
+        t.predicted_at[:width] += (confidence * tried).sum(0)
+        t.outcome_at[:width] += (report.outcomes[:, :width] * tried).sum(0)

@@ -45,6 +45,8 @@ _FUSED = {
 class DraftAttention(nn.Module):
     """Attention of the block to the context and to the whole block itself (no causal mask)."""
 
+    scaled = True  # logits by 1/sqrt(head_dim)
+
     def __init__(self, config, draft: DraftConfig, layer_id: int) -> None:
         super().__init__()
         self.head_dim = draft.head_dim
@@ -61,30 +63,38 @@ class DraftAttention(nn.Module):
             self.k_norm = RMSNorm(draft.head_dim, eps=draft.rms_norm_eps)
         else:
             self.q_norm = self.k_norm = None
+        self.rotary_emb = self.rotary(config, draft)
+        self.attn = RadixAttention(
+            self.num_heads,
+            self.head_dim,
+            self.head_dim**-0.5 if self.scaled else 1.0,
+            self.num_kv_heads,
+            layer_id=layer_id,
+            attn_type=AttentionType.ENCODER_ONLY,
+        )
+
+    @staticmethod
+    def rotary(config, draft: DraftConfig) -> nn.Module:
         theta, scaling = get_rope_config(config)
-        self.rotary_emb = get_rope(
+        return get_rope(
             draft.head_dim,
             rotary_dim=draft.head_dim,
             base=theta,
             rope_scaling=scaling,
             max_position=config.max_position_embeddings,
-            is_neox_style=True,
+            is_neox_style=getattr(config, "rope_is_neox_style", True),  # false: pairs of neighbours (Liquid's drafts)
         )
-        self.attn = RadixAttention(
-            self.num_heads,
-            self.head_dim,
-            self.head_dim**-0.5,
-            self.num_kv_heads,
-            layer_id=layer_id,
-            attn_type=AttentionType.ENCODER_ONLY,
-        )
+
+    def values(self, v: torch.Tensor) -> torch.Tensor:
+        """What is attended over, from the values' projection [N, kv_size]."""
+        return v
 
     def forward(self, positions: torch.Tensor, hidden: torch.Tensor, forward_batch: ForwardBatch) -> torch.Tensor:
         qkv, _ = self.qkv_proj(hidden)
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
         q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         q, k = self.rotary_emb(positions, q, k)
-        out, _ = self.o_proj(self.attn(q, k, v, forward_batch))
+        out, _ = self.o_proj(self.attn(q, k, self.values(v), forward_batch))
         return out
 
     def context_kv(self, positions: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +103,7 @@ class DraftAttention(nn.Module):
         k = self._normed(k, self.k_norm)
         _, k = self.rotary_emb(positions, torch.empty_like(k), k)
         shape = (-1, self.num_kv_heads, self.head_dim)
-        return k.reshape(shape), v.reshape(shape)
+        return k.reshape(shape), self.values(v).reshape(shape)
 
     def _normed(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
         return x if norm is None else norm(x.reshape(-1, self.head_dim)).view(x.shape)
@@ -133,6 +143,8 @@ class DraftLayer(nn.Module):
 class DSparkDraft(nn.Module):
     """The draft: backbone, sequential head and confidence heads, sharing the target's embedding and lm_head."""
 
+    layer_class: type[nn.Module] = DraftLayer
+
     def __init__(self, config, quant_config=None, prefix: str = "") -> None:
         super().__init__()
         if quant_config is not None:
@@ -142,7 +154,7 @@ class DSparkDraft(nn.Module):
         self.num_stages = draft.num_hidden_layers  # the engine sizes the draft's KV pool by this name
         self.fc = nn.Linear(draft.hidden_size * len(draft.target_layer_ids), draft.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(draft.hidden_size, eps=draft.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(config, draft, i) for i in range(draft.num_hidden_layers))
+        self.layers = nn.ModuleList(self.layer_class(config, draft, i) for i in range(draft.num_hidden_layers))
         self.norm = RMSNorm(draft.hidden_size, eps=draft.rms_norm_eps)
         self.markov_head = (
             HEADS[draft.markov_head_type](draft.vocab_size, draft.markov_rank, draft.hidden_size, draft.support_size)
@@ -172,7 +184,7 @@ class DSparkDraft(nn.Module):
                 f"of width hidden_size={self.draft.hidden_size}"
             )
         self.embed_tokens = embed_tokens
-        self._head_weight = support_rows(lm_head, self.draft_token_ids)
+        self._head_weight = support_rows(lm_head, self.draft.vocab_size, self.draft_token_ids)
 
     def base_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """U: [N, d] post-norm block states -> float32 [N, support] logits before the sequential head (eq. 4)."""
@@ -196,14 +208,21 @@ class DSparkDraft(nn.Module):
             pool.set_kv_buffer(layer.self_attn.attn, KVWriteLoc(slots, physical=True), k, v)
 
     @torch.no_grad()
-    def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_) -> LogitsProcessorOutput:
-        """Block states [rows, d] after the final norm, as `hidden_states`."""
-        hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
-        residual = None
+    def forward(self, input_ids, positions, forward_batch) -> LogitsProcessorOutput:
+        """Block states [rows, d] after the final norm, as `hidden_states`.
+
+        It takes ids and nothing else: for a parameter `input_embeds` the engine would capture a graph that reads an
+        embedding buffer, which no step fills.
+        """
+        hidden, residual = self.forward_embed(input_ids), None
         for layer in self.layers:
             hidden, residual = layer(positions, hidden, residual, forward_batch)
         hidden, _ = self.norm(hidden, residual)
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+
+    def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The engine's own name for it: a model that has it is captured from ids."""
+        return self.embed_tokens(input_ids)
 
     def get_input_embeddings(self) -> nn.Module | None:
         return self.embed_tokens
@@ -214,7 +233,8 @@ class DSparkDraft(nn.Module):
         Raises:
             DraftCheckpointError: a tensor is unknown, or a promised one never came.
         """
-        parameters = dict(self.named_parameters()) | {k: v for k, v in self.named_buffers() if k == "draft_token_ids"}
+        promised = self.draft.expected_tensors()
+        parameters = dict(self.named_parameters()) | {k: v for k, v in self.named_buffers() if k in promised}
         loaded = set()
         for stored, tensor in weights:
             name = tensor_name(stored)
@@ -226,8 +246,10 @@ class DSparkDraft(nn.Module):
             parameter = parameters[target]
             loader = getattr(parameter, "weight_loader", default_weight_loader)
             loader(parameter, tensor) if shard is None else loader(parameter, tensor, shard)
+            if shard == "k" and self.draft.attention_k_eq_v:
+                loader(parameter, tensor, "v")
             loaded.add(name)
-        missing = set(self.draft.expected_tensors()) - loaded
+        missing = set(promised) - loaded
         for name in [n for n in missing if n.endswith("confidence_head.proj.bias")]:
             parameters[name].data.zero_()
             missing.discard(name)
@@ -242,26 +264,40 @@ def _fused_name(name: str) -> tuple[str, str | int | None]:
     return name, None
 
 
-def support_rows(lm_head: nn.Module, token_ids: torch.Tensor | None) -> torch.Tensor:
+def support_rows(lm_head: nn.Module, vocab_size: int, token_ids: torch.Tensor | None) -> torch.Tensor:
     """Rows of the target's lm_head that the draft proposes from, whole on every rank: [support, d].
 
-    One rank keeps the target's own tensor when the support is the whole vocabulary, so nothing is copied.
+    One rank keeps the target's own tensor when the support is the whole vocabulary, so nothing is copied. A head that is
+    a plain embedding (Gemma 4 ties them) is whole on every rank already.
     """
     weight = lm_head.weight.data
-    if get_parallel().tp_size > 1:
+    if weight.shape[0] < vocab_size:
         from sglang.srt.distributed.communication_op import tensor_model_parallel_all_gather
 
         weight = tensor_model_parallel_all_gather(weight.contiguous(), dim=0)
-    vocab = int(getattr(lm_head, "org_vocab_size", weight.shape[0]))
-    return weight[:vocab] if token_ids is None else weight.index_select(0, token_ids.to(weight.device)).contiguous()
+    return (
+        weight[:vocab_size] if token_ids is None else weight.index_select(0, token_ids.to(weight.device)).contiguous()
+    )
 
 
 class Qwen3DSparkModel(DSparkDraft):
     """Block with per-head norms of queries and keys: the published drafts of Qwen3 targets."""
 
 
+class LingDSparkModel(Qwen3DSparkModel):
+    """The same block under the name that drafts of Ling targets carry."""
+
+
+class Lfm2DSparkDraftModel(Qwen3DSparkModel):
+    """The same block for LFM2 targets; its config asks for a rotation of neighbours."""
+
+
+class DSparkDraftModel(Qwen3DSparkModel):
+    """The same block under the name that other exporters give it."""
+
+
 class LlamaDSparkModel(DSparkDraft):
     """Block without those norms, so that it can start from a Llama target's own layers."""
 
 
-EntryClass = [Qwen3DSparkModel, LlamaDSparkModel]
+EntryClass = [Qwen3DSparkModel, LingDSparkModel, Lfm2DSparkDraftModel, DSparkDraftModel, LlamaDSparkModel]

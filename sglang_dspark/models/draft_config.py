@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-QK_NORM_ARCHITECTURES = ("Qwen3DSparkModel",)
-PLAIN_ARCHITECTURES = ("LlamaDSparkModel",)
-ARCHITECTURES = QK_NORM_ARCHITECTURES + PLAIN_ARCHITECTURES
+from sglang_dspark.errors import UserError
+from sglang_dspark.models.families import ARCHITECTURES, GEMMA4_ARCHITECTURES, PLAIN_ARCHITECTURES, why_refused
+
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 _NESTED_KEYS = ("dspark_config", "dflash_config")
 
 
-class DraftCheckpointError(ValueError):
+class DraftCheckpointError(UserError):
     """A draft checkpoint that cannot be served; the message names the key, its value and what would be right."""
 
 
@@ -45,6 +45,8 @@ class DraftConfig:
     enable_hidden_confidence_head: bool = False
     draft_vocab_size: int | None = None
     normalize_features: bool = False
+    attention_k_eq_v: bool = False  # values come from k_proj (Gemma 4)
+    final_logit_softcapping: float | None = None  # of the base logits (Gemma 4)
 
     def __post_init__(self) -> None:
         _require(
@@ -90,6 +92,8 @@ class DraftConfig:
             True,
             "false, because markov_rank is 0 and there is no W1 to read",
         )
+        cap = self.final_logit_softcapping
+        _require(cap is None or cap > 0, "final_logit_softcapping", cap, "positive, or absent")
         if self.draft_vocab_size is not None:
             _require(
                 1 <= self.draft_vocab_size <= self.vocab_size,
@@ -100,7 +104,11 @@ class DraftConfig:
 
     @property
     def has_qk_norm(self) -> bool:
-        return self.architecture in QK_NORM_ARCHITECTURES
+        return self.architecture not in PLAIN_ARCHITECTURES
+
+    @property
+    def is_gemma4(self) -> bool:
+        return self.architecture in GEMMA4_ARCHITECTURES
 
     @property
     def has_hidden_confidence(self) -> bool:
@@ -127,12 +135,19 @@ class DraftConfig:
             DraftCheckpointError: a key is missing or its value cannot be right.
         """
         flat = flatten_keys(config)
+        reason = why_refused(flat)
+        if reason is not None:
+            raise DraftCheckpointError(f"draft config: {reason}")
+        architecture = (flat.get("architectures") or ["(none)"])[0]
+        if architecture in GEMMA4_ARCHITECTURES:
+            flat = gemma4_keys(flat)
         heads = _integer(flat, "num_attention_heads")
         hidden = _integer(flat, "hidden_size")
         rank = int(flat.get("markov_rank") or 0)
         vocab = flat.get("draft_vocab_size")
+        confident = bool(flat.get("enable_confidence_head", False))
         return cls(
-            architecture=(flat.get("architectures") or ["(none)"])[0],
+            architecture=architecture,
             vocab_size=_integer(flat, "vocab_size"),
             hidden_size=hidden,
             intermediate_size=_integer(flat, "intermediate_size"),
@@ -146,11 +161,14 @@ class DraftConfig:
             mask_token_id=_integer(flat, "mask_token_id"),
             markov_rank=rank,
             markov_head_type=str(flat.get("markov_head_type") or "vanilla").lower(),
-            enable_confidence_head=bool(flat.get("enable_confidence_head", False)),
-            confidence_head_with_markov=bool(flat.get("confidence_head_with_markov", False)),
+            enable_confidence_head=confident,
+            # Liquid's published drafts leave the key out and have the wide head.
+            confidence_head_with_markov=bool(flat.get("confidence_head_with_markov", confident and rank > 0)),
             enable_hidden_confidence_head=bool(flat.get("enable_hidden_confidence_head", False)),
             draft_vocab_size=int(vocab) if vocab else None,
             normalize_features=bool(flat.get("normalize_features", False)),
+            attention_k_eq_v=bool(flat.get("attention_k_eq_v", False)),
+            final_logit_softcapping=flat.get("final_logit_softcapping"),
         )
 
     def check_target(self, *, hidden_size: int, vocab_size: int, num_hidden_layers: int) -> None:
@@ -192,6 +210,11 @@ class DraftConfig:
                 layer + "mlp.up_proj.weight": (self.intermediate_size, d),
                 layer + "mlp.down_proj.weight": (d, self.intermediate_size),
             }
+            if self.attention_k_eq_v:
+                del shapes[layer + "self_attn.v_proj.weight"]
+            if self.is_gemma4:
+                shapes |= {layer + f"{side}_feedforward_layernorm.weight": (d,) for side in ("pre", "post")}
+                shapes[layer + "layer_scalar"] = (1,)
             if self.has_qk_norm:
                 shapes |= {layer + "self_attn.q_norm.weight": (hd,), layer + "self_attn.k_norm.weight": (hd,)}
         return shapes | self._head_tensors()
@@ -224,6 +247,13 @@ def flatten_keys(config: Mapping) -> dict:
         if isinstance(nested, Mapping):
             flat |= nested
     return flat
+
+
+def gemma4_keys(flat: Mapping) -> dict:
+    """Gemma 4 states the heads of its full-attention layers, the only ones a draft has, under keys of their own."""
+    same = flat.get("attention_k_eq_v", False)
+    heads = _integer(flat, "num_global_key_value_heads" if same else "num_key_value_heads")
+    return {**flat, "head_dim": _integer(flat, "global_head_dim"), "num_key_value_heads": heads}
 
 
 def _require(right: bool, key: str, value: object, expected: str) -> None:

@@ -11,17 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglang_dspark.contract.hooks import AROUND, Hook
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-
-UPDATE = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
-
-
-def install() -> None:
-    """Register the hook; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(UPDATE, _one_by_one, HookType.AROUND)
 
 
 def _one_by_one(original, req: Req, new_accepted_len: int = 1) -> None:
@@ -45,3 +38,8 @@ def _one_by_one(original, req: Req, new_accepted_len: int = 1) -> None:
         output.extend(run[count:])
     if req.finished() and req.finished_len is None:
         req.finished_len = start + count
+
+
+HOOKS = (
+    Hook("sglang.srt.managers.schedule_batch:Req.update_finish_state", AROUND, _one_by_one, ("new_accepted_len",)),
+)

@@ -13,19 +13,9 @@ from __future__ import annotations
 
 import torch
 
-FORWARD = "sglang.srt.layers.sampler.Sampler.forward"
-PREPROCESS = "sglang.srt.layers.sampler.Sampler._preprocess_logits"
-COMPUTE = "sglang.srt.layers.logprob_processor.OutputLogprobProcessor.compute_logprobs"
+from sglang_dspark.contract.hooks import AFTER, BEFORE, Hook
+
 ASKED, EXACT = "dspark_asked", "dspark_exact"
-
-
-def install() -> None:
-    """Register the hooks; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(FORWARD, _note, HookType.BEFORE)
-    HookRegistry.register(PREPROCESS, _take, HookType.AFTER)
-    HookRegistry.register(COMPUTE, _replace, HookType.BEFORE)
 
 
 def _note(sampler, logits_output, sampling_info, return_logprob, *args, logprob_logits=None, **kwargs) -> None:
@@ -50,3 +40,28 @@ def _replace(processor, logprobs, *args, **kwargs):
         return None
     setattr(processor, EXACT, None)
     return (processor, exact, *args), kwargs
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.layers.sampler:Sampler.forward",
+        BEFORE,
+        _note,
+        (
+            "logits_output",
+            "sampling_info",
+            "return_logprob",
+            "top_logprobs_nums",
+            "token_ids_logprobs",
+            "positions",
+            "logprob_logits",
+        ),
+    ),
+    Hook("sglang.srt.layers.sampler:Sampler._preprocess_logits", AFTER, _take, ("logits", "sampling_info")),
+    Hook(
+        "sglang.srt.layers.logprob_processor:OutputLogprobProcessor.compute_logprobs",
+        BEFORE,
+        _replace,
+        ("logprobs", "top_logprobs_nums", "token_ids_logprobs", "batch_next_token_ids"),
+    ),
+)

@@ -16,18 +16,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sglang_dspark.contract.hooks import AFTER, Hook
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.penaltylib import BatchedPenalizerOrchestrator
-
-BUILD = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
-
-
-def install() -> None:
-    """Register the hook; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(BUILD, _after_build, HookType.AFTER)
 
 
 def _after_build(info, cls, batch, vocab_size) -> None:
@@ -61,3 +54,13 @@ def recall(orchestrator: BatchedPenalizerOrchestrator, row: int, req: Req) -> No
             penalizer.cumulated_repetition_penalties[row, output] = params.repetition_penalty
         elif kind is penaltylib.BatchedMinNewTokensPenalizer:
             penalizer.len_output_tokens[row] = len(output)
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch",
+        AFTER,
+        _after_build,
+        ("batch", "vocab_size"),
+    ),
+)

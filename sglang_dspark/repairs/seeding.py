@@ -20,16 +20,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dspark_kernels.sampling import SamplingRows, seeded_sample
+from dspark_kernels.gumbel import seeded_sample
+from dspark_kernels.types import SamplingRows
+from sglang_dspark.contract.hooks import AFTER, AROUND, BEFORE, Hook
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-FORWARD = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
-PREPROCESS = "sglang.srt.layers.sampler.Sampler._preprocess_logits"
-SAMPLE = "sglang.srt.layers.sampler.Sampler._sample_from_probs"
-SEND = "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request"
-OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing._convert_options_to_sampling_params"
 ATTRIBUTE = "dspark_seeded"
 SEED_SPACE = 1 << 64
 
@@ -67,17 +64,6 @@ class SeededRows:
             torch.tensor([p.sampling_seed for p in params], dtype=torch.int64, device=device),
             rows,
         )
-
-
-def install() -> None:
-    """Register the hooks; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(FORWARD, _note_seeds, HookType.AFTER)
-    HookRegistry.register(PREPROCESS, _keep_logits, HookType.AFTER)
-    HookRegistry.register(SAMPLE, _draw_seeded, HookType.AROUND)
-    HookRegistry.register(SEND, Choices().number, HookType.BEFORE)
-    HookRegistry.register(OLLAMA, _rename_seed, HookType.AFTER)
 
 
 def _note_seeds(forward_batch, cls, batch, model_runner, **kwargs) -> None:
@@ -147,3 +133,41 @@ def _with_seed(params, seed: int):
     copied = copy.copy(params)
     copied.sampling_seed = (seed + SEED_SPACE // 2) % SEED_SPACE - SEED_SPACE // 2
     return copied
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
+        AFTER,
+        _note_seeds,
+        (
+            "batch",
+            "model_runner",
+            "capture_hidden_mode",
+            "return_hidden_states_before_norm",
+            "extend_position_info",
+            "spec_mrope_positions",
+            "kv_loc_plan",
+            "write_cols",
+        ),
+    ),
+    Hook("sglang.srt.layers.sampler:Sampler._preprocess_logits", AFTER, _keep_logits, ("logits", "sampling_info")),
+    Hook(
+        "sglang.srt.layers.sampler:Sampler._sample_from_probs",
+        AROUND,
+        _draw_seeded,
+        ("probs", "sampling_info", "positions", "simple_sampling_case"),
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager._send_one_request",
+        BEFORE,
+        Choices().number,
+        ("tokenized_obj",),
+    ),
+    Hook(
+        "sglang.srt.entrypoints.ollama.serving:OllamaServing._convert_options_to_sampling_params",
+        AFTER,
+        _rename_seed,
+        ("options",),
+    ),
+)

@@ -11,16 +11,9 @@ import dataclasses
 import functools
 from collections.abc import Collection, Mapping
 
+from sglang_dspark.contract.hooks import AFTER, AROUND, Hook
 from sglang_dspark.settings.request import KEY
 
-GENERATE = "sglang.srt.entrypoints.api_contract.generate_contract_error"
-ROUTES = (
-    "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request",
-    "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses.create_responses",
-    "sglang.srt.entrypoints.anthropic.serving.AnthropicServing.handle_messages",
-    "sglang.srt.entrypoints.ollama.serving.OllamaServing.handle_chat",
-    "sglang.srt.entrypoints.ollama.serving.OllamaServing.handle_generate",
-)
 # What a key is called where a route does read it.
 SYNONYMS = {
     "max_new_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
@@ -28,15 +21,6 @@ SYNONYMS = {
     "seed": ("sampling_seed",),
     "min_new_tokens": ("min_tokens",),
 }
-
-
-def install() -> None:
-    """Register the hooks; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(GENERATE, _of_generate, HookType.AFTER)
-    for route in ROUTES:
-        HookRegistry.register(route, _of_route, HookType.AROUND)
 
 
 @functools.cache
@@ -47,7 +31,7 @@ def meaningful() -> frozenset[str]:
     return frozenset({KEY, "seed", *SamplingParams.__struct_fields__})
 
 
-def dropped(body: object, known: Collection[str], inner: str | None = None) -> str | None:
+def reason_to_refuse(body: object, known: Collection[str], inner: str | None = None) -> str | None:
     """Why a body is refused, or None.
 
     Args:
@@ -82,14 +66,14 @@ def _generate_keys() -> frozenset[str]:
 
 
 def _of_generate(error: str | None, body: object) -> str | None:
-    return error or dropped(body, _generate_keys(), "sampling_params")
+    return error or reason_to_refuse(body, _generate_keys(), "sampling_params")
 
 
 async def _of_route(original, serving, request, raw_request=None, *args, **kwargs):
     """Answers 400 in place of a route of the OpenAI, Anthropic or Ollama API."""
     if raw_request is not None and "json" in raw_request.headers.get("content-type", "json"):
         body = await raw_request.json()  # parsed already: the framework keeps it
-        if (reason := dropped(body, known_keys(type(request)), _inner(type(request)))) is not None:
+        if (reason := reason_to_refuse(body, known_keys(type(request)), _inner(type(request)))) is not None:
             return refusal(reason)
     return await original(serving, request, raw_request, *args, **kwargs)
 
@@ -114,3 +98,18 @@ def refusal(reason: str):
     return JSONResponse(
         status_code=400, content={"error": {"message": reason, "type": "invalid_request_error", "code": 400}}
     )
+
+
+HOOKS = (
+    Hook("sglang.srt.entrypoints.api_contract:generate_contract_error", AFTER, _of_generate, ("body",)),
+    *(
+        Hook(f"sglang.srt.entrypoints.{route}", AROUND, _of_route, ("request", "raw_request"))
+        for route in (
+            "openai.serving_base:OpenAIServingBase.handle_request",
+            "openai.serving_responses:OpenAIServingResponses.create_responses",
+            "anthropic.serving:AnthropicServing.handle_messages",
+            "ollama.serving:OllamaServing.handle_chat",
+            "ollama.serving:OllamaServing.handle_generate",
+        )
+    ),
+)

@@ -11,20 +11,12 @@ with one bonus token per verification and one token per prefill (1, and 1 more f
 
 from __future__ import annotations
 
-METRICS = "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
-
-
-def install() -> None:
-    """Register the hook; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(METRICS, _recount, HookType.AFTER)
+from sglang_dspark.contract.hooks import AFTER, Hook
+from sglang_dspark.settings.flags import speculates
 
 
 def _recount(_, manager, meta_info: dict, recv_obj, i: int) -> None:
-    from sglang_dspark.settings.flags import ALGORITHM
-
-    if (manager.server_args.speculative_algorithm or "").upper() != ALGORITHM:
+    if not speculates(manager.server_args):
         return
     steps = meta_info.get("spec_verify_ct")
     if not steps:
@@ -37,3 +29,13 @@ def _recount(_, manager, meta_info: dict, recv_obj, i: int) -> None:
     if meta_info.get("finish_reason") is not None:
         prefills = 1 + recv_obj.retraction_counts[i]
         meta_info["spec_num_cut_tokens"] = accepted + steps + prefills - recv_obj.completion_tokens[i]
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager._calculate_spec_decoding_metrics",
+        AFTER,
+        _recount,
+        ("meta_info", "recv_obj", "i"),
+    ),
+)

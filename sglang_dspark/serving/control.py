@@ -9,19 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from sglang_dspark.settings.config import ACCEPT_RULES, VERIFY_MODES, WINDOW_POLICIES, ConfigError
+from sglang_dspark.contract.hooks import AFTER, AROUND, Hook
+from sglang_dspark.settings.config import CHOICES, SWITCHABLE, ConfigError
 
 logger = logging.getLogger(__name__)
 
-SET_STATE = (
-    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.set_internal_state"
-)
-GET_STATE = (
-    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
-)
 PREFIX = "dspark_set_"
-_CHOICES = {"verify_mode": VERIFY_MODES, "accept_rule": ACCEPT_RULES, "window_policy": WINDOW_POLICIES}
-SWITCHABLE = (*_CHOICES, "min_window", "max_window", "max_step_ms")
 _NONE = -1.0
 
 
@@ -35,10 +28,10 @@ def encode(changes: Mapping) -> dict[str, float]:
     for key, value in changes.items():
         if key not in SWITCHABLE:
             raise ConfigError(f"{key} cannot be switched at run time: {', '.join(SWITCHABLE)} can")
-        if key in _CHOICES and value is not None:
-            if value not in _CHOICES[key]:
-                raise ConfigError(f"{key} {value!r}: choose one of {', '.join(_CHOICES[key])}")
-            value = _CHOICES[key].index(value)
+        if key in CHOICES and value is not None:
+            if value not in CHOICES[key]:
+                raise ConfigError(f"{key} {value!r}: choose one of {', '.join(CHOICES[key])}")
+            value = CHOICES[key].index(value)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
             raise ConfigError(f"{key} {value!r}: a number of at least 0 is needed")
         numbers[PREFIX + key] = _NONE if value is None else float(value)
@@ -54,19 +47,11 @@ def decode(numbers: Mapping[str, float]) -> dict:
         key = name.removeprefix(PREFIX)
         if number == _NONE:
             changes[key] = None
-        elif key in _CHOICES:
-            changes[key] = _CHOICES[key][int(number)]
+        elif key in CHOICES:
+            changes[key] = CHOICES[key][int(number)]
         else:
             changes[key] = float(number) if key == "max_step_ms" else int(number)
     return changes
-
-
-def install() -> None:
-    """Register the scheduler-side hooks; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(SET_STATE, _set_state, HookType.AROUND)
-    HookRegistry.register(GET_STATE, _get_state, HookType.AFTER)
 
 
 def _set_state(original, controller, recv_req):
@@ -97,3 +82,10 @@ def _get_state(output, controller, recv_req):
             worker.speculation.save()
         output.internal_state["dspark"] = status_of(worker)
     return output
+
+
+_CONTROLLER = "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController"
+HOOKS = (
+    Hook(f"{_CONTROLLER}.set_internal_state", AROUND, _set_state, ("recv_req",)),
+    Hook(f"{_CONTROLLER}.get_internal_state", AFTER, _get_state, ("recv_req",)),
+)

@@ -8,16 +8,7 @@ from __future__ import annotations
 
 import json
 
-RUN_LOOP = "sglang.srt.managers.scheduler.Scheduler.run_event_loop"
-SHUTDOWN = "sglang.srt.managers.scheduler.Scheduler.handle_shutdown"
-
-
-def install() -> None:
-    """Register the scheduler-side hooks; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(RUN_LOOP, _before_loop, HookType.BEFORE)
-    HookRegistry.register(SHUTDOWN, _before_shutdown, HookType.BEFORE)
+from sglang_dspark.contract.hooks import BEFORE, Hook
 
 
 def _before_loop(scheduler, *args, **kwargs) -> None:
@@ -62,3 +53,9 @@ class Draining:
         ]
         await send({"type": "http.response.start", "status": 503, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+HOOKS = (
+    Hook("sglang.srt.managers.scheduler:Scheduler.run_event_loop", BEFORE, _before_loop, ()),
+    Hook("sglang.srt.managers.scheduler:Scheduler.handle_shutdown", BEFORE, _before_shutdown, ("recv_req",)),
+)

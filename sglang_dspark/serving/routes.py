@@ -7,16 +7,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sglang_dspark.contract.hooks import AROUND, BEFORE, Hook
 from sglang_dspark.serving.control import encode
 from sglang_dspark.serving.operation import Draining
 from sglang_dspark.settings.config import ConfigError, DSparkConfig, check_draft
-from sglang_dspark.settings.flags import ALGORITHM, config_of
+from sglang_dspark.settings.flags import config_of, speculates
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
-LAUNCH = "sglang.srt.entrypoints.http_server.launch_server"
-AUTHORISE = "sglang.srt.utils.auth.decide_request_auth"
 PAGE = Path(__file__).with_name("page.html")
 PAGE_PATH = "/dspark"
 MAX_BODY = 4096  # bytes; the longest settings are under 300
@@ -31,20 +30,12 @@ PAGE_HEADERS = {
 }
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request that is answered with `status` and a reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
-
-
-def install() -> None:
-    """Register the routes when the engine launches its HTTP server; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(LAUNCH, _before_launch, HookType.BEFORE)
-    HookRegistry.register(AUTHORISE, _let_page_pass, HookType.AROUND)
 
 
 def _before_launch(server_args: ServerArgs, *args, **kwargs):
@@ -67,7 +58,7 @@ def add_routes(server_args: ServerArgs) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
-    speculating = (server_args.speculative_algorithm or "").upper() == ALGORITHM
+    speculating = speculates(server_args)
 
     def manager():
         return http_server.get_global_state().tokenizer_manager
@@ -97,7 +88,7 @@ def add_routes(server_args: ServerArgs) -> None:
         """Switch mode, rule, policy or bounds between two steps, on every rank."""
         try:
             return await _configure(request, server_args, speculating, manager(), ranks)
-        except Refused as refusal:
+        except HttpRefusal as refusal:
             return JSONResponse(
                 status_code=refusal.status, content={"error": {"message": str(refusal), "type": "dspark_config"}}
             )
@@ -111,12 +102,12 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     if not speculating:
-        raise Refused(
+        raise HttpRefusal(
             409,
             "this server was started with --verify-mode off and holds no draft: restart it with another --verify-mode",
         )
     if not may_configure(server_args):
-        raise Refused(
+        raise HttpRefusal(
             403,
             "no admin key is set and the server listens beyond this machine: start it with "
             "--admin-api-key, or with --host 127.0.0.1",
@@ -128,10 +119,10 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
         running = (await ranks())[0]["config"]
         check_draft(DSparkConfig.from_dict(running).changed(changes), _draft_of(server_args))
     except ConfigError as error:
-        raise Refused(400, str(error)) from error
+        raise HttpRefusal(400, str(error)) from error
     updated = await manager.set_internal_state(SetInternalStateReq(server_args=numbers))
     if not all(updated):
-        raise Refused(500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
+        raise HttpRefusal(500, f"{updated.count(False)} of {len(updated)} ranks refused; see the log")
     return {
         "config": (await ranks())[0]["config"],
         "ranks": len(updated),
@@ -140,29 +131,29 @@ async def _configure(request, server_args: ServerArgs, speculating: bool, manage
 
 
 def refuse_other_sites(headers) -> None:
-    """Raise Refused where a browser asks for another site's page: the engine's CORS settings let every site ask."""
+    """Raise HttpRefusal where a browser asks for another site's page: the engine's CORS settings let every site ask."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        raise Refused(403, f"settings are changed from this server's own page, not from {origin[:200]}")
+        raise HttpRefusal(403, f"settings are changed from this server's own page, not from {origin[:200]}")
 
 
 async def read_object(request) -> dict:
     """The JSON object in a request's body of at most MAX_BODY bytes.
 
     Raises:
-        Refused: 413 for a longer body (which is not read to its end), 400 for anything but an object.
+        HttpRefusal: 413 for a longer body (which is not read to its end), 400 for anything but an object.
     """
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY:
-            raise Refused(413, f"a body of at most {MAX_BODY} bytes is read here")
+            raise HttpRefusal(413, f"a body of at most {MAX_BODY} bytes is read here")
     try:
         value = json.loads(body)
     except ValueError as error:
-        raise Refused(400, f"the body is not JSON: {error}") from error
+        raise HttpRefusal(400, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Refused(400, "the body must be a JSON object of settings")
+        raise HttpRefusal(400, "the body must be a JSON object of settings")
     return value
 
 
@@ -182,3 +173,26 @@ def _draft_of(server_args: ServerArgs):
     from sglang_dspark.engine.algorithm import draft_config_of
 
     return draft_config_of(server_args)
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.entrypoints.http_server:launch_server",
+        BEFORE,
+        _before_launch,
+        (
+            "server_args",
+            "init_tokenizer_manager_func",
+            "run_scheduler_process_func",
+            "run_detokenizer_process_func",
+            "execute_warmup_func",
+            "launch_callback",
+        ),
+    ),
+    Hook(
+        "sglang.srt.utils.auth:decide_request_auth",
+        AROUND,
+        _let_page_pass,
+        ("method", "path", "authorization_header", "api_key", "admin_api_key", "auth_level"),
+    ),
+)

@@ -15,6 +15,7 @@ LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 def status_of(worker) -> dict:
     """The status of one scheduler's DSparkWorker. Every rate names its denominator in docs/metrics.md."""
     meter, speculation = worker.meter, worker.speculation
+    worker.settle(everything=True)
     meter.settings(speculation.config)
     totals, survival = meter.totals, measured_survival(meter.totals)
     return {
@@ -25,6 +26,7 @@ def status_of(worker) -> dict:
         "policy": speculation.policy_name,
         "gamma": totals.gamma,
         "why_not_trimmed": why_not_trimmed(speculation),
+        "draft_eager_because": worker.drafter.eager_because,
         "not_saved": speculation.not_saved,
         **counts_of(totals),
         "acceptance": acceptance_of(totals, survival),
@@ -107,11 +109,11 @@ def cost_of(cost, meter, survival: np.ndarray) -> dict | None:
     requests = last.get("requests", 1)
     context = last.get("context", 0) / requests
     return {
-        "tables": {**body["model"], "block": body["block"]},
-        "typical_error": getattr(cost.model, "typical_error", None),
+        "tables": body,
+        "typical_error": getattr(cost, "typical_error", None),
         "curve": curve(cost, requests, context, gamma),
         "recent": [[r, m, round(s, 6), round(p, 6)] for r, m, s, p in meter.history.recent],
-        "forecast": [forecast(cost, r, context, survival) for r in sorted({*loads_of(body["model"]), requests})],
+        "forecast": [forecast(cost, r, context, survival) for r in sorted({*loads_of(body), requests})],
     }
 
 
@@ -128,7 +130,7 @@ def curve(cost, requests: int, context: float, gamma: int) -> dict:
         "context": context,
         "rows": rows.tolist(),
         "seconds": _numbers(cost.step_seconds(requests, rows, context * requests)),
-        "draft_seconds": float(cost.model.draft_seconds(requests * gamma) + cost.backbone_seconds(requests)),
+        "draft_seconds": float(cost.draft_seconds(requests, requests * gamma, gamma)),
     }
 
 
@@ -141,8 +143,7 @@ def forecast(cost, requests: int, context: float, survival: np.ndarray) -> dict:
     windows = np.arange(gamma + 1)
     tokens = requests * (1 + np.concatenate([[0], np.cumsum(np.nan_to_num(survival))]))
     slots = requests * windows
-    blocks = np.array([cost.backbone_seconds(requests, int(w)) for w in windows])
-    draft = np.where(windows > 0, cost.model.draft_seconds(slots) + blocks, 0.0)
+    draft = np.array([float(cost.draft_seconds(requests, int(n), int(w))) for n, w in zip(slots, windows)])
     seconds = cost.step_seconds(requests, requests + slots, context * requests) + draft
     rate = tokens / np.maximum(seconds, 1e-9)
     return {
@@ -162,8 +163,7 @@ def why_not_trimmed(speculation) -> str | None:
         return "verify mode off decodes plainly"
     if speculation.cost is None:
         return "the step's cost is not measured yet"
-    model = getattr(speculation.cost.model, "model", speculation.cost.model)
-    if float(np.ptp(model.theta[1])) == 0:
+    if float(np.ptp(speculation.cost.to_dict()["theta"][1])) == 0:
         return "the measured step does not cost more with more rows, so every window is free"
     return None
 

@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from sglang_dspark.errors import UserError
 from sglang_dspark.models.draft_config import DraftConfig
 
 VERIFY_MODES = ("static", "compact", "cap-accept", "off")
 ACCEPT_RULES = ("token", "block", "coupled")
 WINDOW_POLICIES = ("causal", "lagged", "ahead")
-
-# What the worker can run today. `compact` becomes the default as soon as it is listed here.
-SUPPORTED_VERIFY_MODES = VERIFY_MODES
-DEFAULT_VERIFY_MODE = "compact" if "compact" in SUPPORTED_VERIFY_MODES else "static"
+CHOICES = {"verify_mode": VERIFY_MODES, "accept_rule": ACCEPT_RULES, "window_policy": WINDOW_POLICIES}
+DEFAULT_VERIFY_MODE = "compact"
+# What a running server may be told to change between two steps.
+SWITCHABLE = (*CHOICES, "min_window", "max_window", "max_step_ms")
 COST_KEYWORDS = ("auto", "measure")
 
 # What a mode never reads. Static takes --max-window: it verifies that many drafts for everybody.
@@ -27,7 +28,7 @@ IDLE_SETTINGS = {
 }
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A setting, or two settings together, that cannot be meant; the message names the flag and the fix."""
 
 
@@ -69,18 +70,14 @@ class DSparkConfig:
         self._check_combination()
 
     def _check_values(self) -> None:
-        _one_of("verify_mode", self.verify_mode, VERIFY_MODES)
-        _one_of("accept_rule", self.accept_rule, ACCEPT_RULES)
-        if self.window_policy is not None:
-            _one_of("window_policy", self.window_policy, WINDOW_POLICIES)
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices and (name, value) != ("window_policy", None):
+                raise ConfigError(f"{flag_of(name)} {value}: choose one of {', '.join(choices)}")
         for name in ("cost_model", "calibration"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ConfigError(f"{flag_of(name)} {value!r}: give a path or a keyword")
-        if self.verify_mode not in SUPPORTED_VERIFY_MODES:
-            raise ConfigError(
-                f"--verify-mode {self.verify_mode} is not in this version: use {' or '.join(SUPPORTED_VERIFY_MODES)}"
-            )
 
     def _check_bounds(self) -> None:
         _whole_number("min_window", self.min_window, at_least=0, instead="use 0 to let windows close entirely")
@@ -115,8 +112,8 @@ class DSparkConfig:
         """
         mode = changes.get("verify_mode", self.verify_mode)
         default = {field.name: field.default for field in fields(self)}
-        dropped = {name: default[name] for name in IDLE_SETTINGS.get(mode, ())}
-        return DSparkConfig.from_dict({**self.to_dict(), **dropped, **changes})
+        unread = {name: default[name] for name in IDLE_SETTINGS.get(mode, ())}
+        return DSparkConfig.from_dict({**self.to_dict(), **unread, **changes})
 
     def check_files(self) -> None:
         """Raise ConfigError where a cost or calibration file is named that does not exist."""
@@ -171,11 +168,6 @@ def check_draft(config: DSparkConfig, draft: DraftConfig) -> None:
 def flag_of(name: str) -> str:
     """The command-line flag of a field: `min_window` is `--min-window`."""
     return "--" + name.replace("_", "-")
-
-
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{flag_of(name)} {value}: choose one of {', '.join(choices)}")
 
 
 def _is_number(value: object) -> bool:

@@ -1,14 +1,13 @@
 """Our command-line flags, in our own launcher's parser and in SGLang's.
 
-SGLang has no interface for a plugin's flags. Hooks on its two parser functions add a group of ours and carry the
-parsed settings on the server arguments, so that `sglang serve --speculative-algorithm DSPARK_LOAD_AWARE` and
-`sglang-dspark serve` understand the same flags. Nothing of SGLang is imported at the top of this file.
+SGLang has no interface for a plugin's flags. Hooks on its two parser functions (`engine/arguments.py`) add a group of ours
+and carry the parsed settings on the server arguments, so that `sglang serve --speculative-algorithm DSPARK_LOAD_AWARE`
+and `sglang-dspark serve` understand the same flags. Nothing of SGLang is imported at the top of this file.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 ALGORITHM = "DSPARK_LOAD_AWARE"
 ATTRIBUTE = "dspark"  # where the settings ride on SGLang's ServerArgs
 _DEST = "dspark_"  # keeps our names apart from SGLang's in the parsed namespace
-ADD_CLI_ARGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
-FROM_CLI_ARGS = "sglang.srt.server_args.ServerArgs.from_cli_args"
 
 
 @dataclass(frozen=True)
@@ -123,14 +120,19 @@ def config_of_namespace(args: argparse.Namespace) -> DSparkConfig:
     config = DSparkConfig.from_dict(settings)
     config.check_files()
     algorithm = getattr(args, "speculative_algorithm", None)
-    if settings and config.verify_mode != "off" and (algorithm or "").upper() != ALGORITHM:
+    if settings and config.verify_mode != "off" and not speculates(args):
         raise ConfigError(
             f"{flag_of(next(iter(settings)))} has no effect with --speculative-algorithm {algorithm or '(none)'}: add "
             f"--speculative-algorithm {ALGORITHM}, or leave the flag out"
         )
-    if config.verify_mode == "off" and (algorithm or ALGORITHM).upper() != ALGORITHM:
+    if config.verify_mode == "off" and algorithm and not speculates(args):
         raise ConfigError(f"--verify-mode off contradicts --speculative-algorithm {algorithm}: leave out one of them")
     return config
+
+
+def speculates(args: ServerArgs | argparse.Namespace) -> bool:
+    """Whether these arguments, parsed or resolved, start a server that runs our algorithm."""
+    return (getattr(args, "speculative_algorithm", None) or "").upper() == ALGORITHM
 
 
 def attach(server_args: ServerArgs, config: DSparkConfig) -> ServerArgs:
@@ -154,24 +156,3 @@ def config_of(server_args: ServerArgs) -> DSparkConfig:
     """The config that rides on `server_args`, or the default one where nobody attached any (`Engine(**kwargs)`)."""
     settings: Mapping | None = getattr(server_args, ATTRIBUTE, None)
     return DSparkConfig() if settings is None else DSparkConfig.from_dict(settings)
-
-
-def install_flag_hooks() -> None:
-    """Register the hooks that teach SGLang's parser our flags; SGLang applies them after loading its plugins."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(ADD_CLI_ARGS, _after_add_cli_args, HookType.AFTER)
-    HookRegistry.register(FROM_CLI_ARGS, _after_from_cli_args, HookType.AFTER)
-
-
-def _after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
-    add_flags(parser)
-
-
-def _after_from_cli_args(server_args: ServerArgs, cls: type, args: argparse.Namespace) -> ServerArgs:
-    try:
-        return attach(server_args, config_of_namespace(args))
-    except ConfigError as error:
-        # A parser's own errors end the process with one line and status 2; ours do the same.
-        print(f"sglang serve: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None

@@ -13,19 +13,10 @@ import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 
 from dspark_kernels.ragged import RaggedBatch
+from sglang_dspark.contract.hooks import AFTER, Hook
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-
-
-OVERLAP = "sglang.srt.managers.scheduler.Scheduler.is_disable_overlap_for_batch"
-
-
-def install() -> None:
-    """Register the hook; call it while plugins load."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(OVERLAP, _waits_for_output, HookType.AFTER)
 
 
 def _waits_for_output(disabled: bool, scheduler, batch, last_batch) -> bool:
@@ -42,28 +33,26 @@ def forbids_drafts(req: Req) -> bool:
 
 
 def adjust_logits(logits: torch.Tensor, batch: ScheduleBatch, ragged: RaggedBatch) -> None:
-    """Adjust [M, V] ragged rows in place. Costs nothing for requests that ask for nothing."""
-    starts = ragged.qo_indptr.tolist()
-    tokens = None
-    for r, req in enumerate(batch.reqs):
-        if _is_penalised(req) or req.grammar is not None:
-            block = logits[starts[r] : starts[r + 1]]
-            tokens = ragged.input_ids.tolist() if tokens is None else tokens
-            drafts = tokens[starts[r] + 1 : starts[r + 1]]
-            if _is_penalised(req):
-                _penalise(block, req, drafts)
-            if req.grammar is not None:
-                _constrain(block, req.grammar, drafts)
+    """Adjust [M, V] ragged rows in place. Requests that ask for nothing cost nothing; penalties, grammars and custom
+    processors need the step's rows and drafts on the host, so they wait for the device, once."""
+    asking = [(r, req) for r, req in enumerate(batch.reqs) if _is_penalised(req) or req.grammar is not None]
+    if asking:
+        starts, tokens = ragged.qo_indptr.tolist(), ragged.input_ids.tolist()
+    for r, req in asking:
+        block, drafts = logits[starts[r] : starts[r + 1]], tokens[starts[r] + 1 : starts[r + 1]]
+        if _is_penalised(req):
+            _penalise(block, req, drafts)
+        if req.grammar is not None:
+            _constrain(block, req.grammar, drafts)
     bias = batch.sampling_info.logit_bias
     if bias is not None:
         logits += bias[ragged.row_to_request[: logits.shape[0]]].to(logits.dtype)
     if batch.sampling_info.has_custom_logit_processor:
-        _custom_processors(logits, batch, starts[:-1])
+        _custom_processors(logits, batch, ragged.qo_indptr[:-1].long())
 
 
-def _custom_processors(logits: torch.Tensor, batch: ScheduleBatch, starts: list[int]) -> None:
-    """Run the engine's processors on the anchors' rows, the only ones their requests have."""
-    rows = torch.tensor(starts, device=logits.device)
+def _custom_processors(logits: torch.Tensor, batch: ScheduleBatch, rows: torch.Tensor) -> None:
+    """Run the engine's processors on the anchors' rows, int64 [R], the only ones their requests have."""
     anchors = logits.index_select(0, rows)
     apply_custom_logit_processor(anchors, batch.sampling_info)
     logits.index_copy_(0, rows, anchors)
@@ -133,3 +122,13 @@ def _allows(mask: torch.Tensor, row: int, token: int, grammar) -> bool:
     if mask.dtype == torch.bool:
         return not bool(mask[row, token])  # True means forbidden
     return bool((int(mask[row, token // 32]) >> (token % 32)) & 1)
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch",
+        AFTER,
+        _waits_for_output,
+        ("batch", "last_batch"),
+    ),
+)

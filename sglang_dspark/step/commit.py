@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from dspark_kernels.mixed import sample_rows
 
 from dspark_kernels.accept import accept
 from dspark_kernels.ragged import RaggedBatch
-from dspark_kernels.sampling import draw, first_argmax, probabilities, seeded_sample
-from dspark_kernels.types import AcceptRule, BlockDraft
+from dspark_kernels.types import BlockDraft
+from dspark_kernels.verified import Verified
 from sglang_dspark.step.types import Step
 
 
@@ -27,42 +28,39 @@ class Committed:
     acceptance: torch.Tensor
     ceiling: torch.Tensor | None = None
 
+    @property
+    def bonus(self) -> torch.Tensor:
+        """The last committed token of each request, int64 [R]: the next step's anchor."""
+        return self.tokens.gather(1, (self.lengths - 1).unsqueeze(1)).squeeze(1)
 
-def judge(logits: torch.Tensor, verified: RaggedBatch, judged: RaggedBatch, block: BlockDraft, step: Step) -> Committed:
+
+def judge(
+    logits: torch.Tensor,
+    verified: RaggedBatch,
+    judged: RaggedBatch,
+    block: BlockDraft,
+    step: Step,
+    *,
+    ceiling: bool = False,
+) -> Committed:
     """Accept drafts within their windows.
 
     Args:
         logits: [M, V] of the rows of `verified`, adjusted. judged: the same block with the windows that count; it is
-            `verified` itself except in cap-accept, where whole blocks were verified and windows are cut afterwards.
+            `verified` itself except where whole blocks were verified and windows are cut afterwards.
+        ceiling: whether to find as well what the whole block would have committed.
     """
     width = step.slots.shape[1]
     if block.block_size == 0:
-        tokens = _padded(sample_plain(logits, step).unsqueeze(1), width)
+        tokens = _padded(sample_rows(logits[: step.size], step.rows, step.noise).unsqueeze(1), width)
         return Committed(torch.ones_like(step.anchors), tokens, logits.new_zeros(step.size, 0))
-    rules = step.noise.rules
-    if judged is verified:
-        result = accept(logits, judged, block, step.rows, rules, step.noise)
-        return Committed(result.lengths, _padded(result.tokens, width), result.acceptance)
-    rows = verified.qo_indptr[:-1].long()[judged.row_to_request] + judged.row_to_column
-    result = accept(logits[rows], judged, block, step.rows, rules, step.noise)
-    ceiling = accept(logits, verified, block, step.rows, rules, step.noise)
-    return Committed(result.lengths, _padded(result.tokens, width), result.acceptance, ceiling.lengths)
-
-
-def sample_plain(logits: torch.Tensor, step: Step) -> torch.Tensor:
-    """One token per request, int64 [R], as plain decoding samples it: argmax, the seeded race, or one uniform."""
-    if step.rows.all_greedy:
-        return first_argmax(logits)
-    if step.noise.coins is None:
-        tokens = first_argmax(logits)
-    else:
-        tokens = draw(probabilities(logits, step.rows), step.noise.coins.final[:, 0])
-    seeded = step.noise.rules.groups.get(AcceptRule.COUPLED)
-    if seeded is not None:
-        tokens[seeded] = seeded_sample(
-            logits[seeded], step.rows.expand(seeded), step.noise.seeds[seeded], step.noise.positions[seeded] + 1
-        )
-    return tokens
+    most = None
+    if ceiling:
+        most = accept(Verified(logits, verified, block, step.rows, step.noise)).lengths
+    if judged is not verified:
+        logits = logits[verified.qo_indptr[:-1].long()[judged.row_to_request] + judged.row_to_column]
+    result = accept(Verified(logits, judged, block, step.rows, step.noise))
+    return Committed(result.lengths, _padded(result.tokens, width), result.acceptance, most)
 
 
 def _padded(tokens: torch.Tensor, width: int) -> torch.Tensor:

@@ -1,158 +1,140 @@
-"""How one step's drafts and windows come about: one small class per policy, and what each may read.
+"""How one step's drafts and windows come about: one small class per policy of the scheduler.
 
-A policy is asked twice. `budget` runs before the draft and decides whether to draft at all; `draft` runs on the block's
-states and returns the drafted tokens with their windows. The order of the lines in each `draft` is the
-non-anticipation argument: what sizes the windows stands above the sampling, or reads only prefixes (`causal`).
+The order of the lines in each `draft` is the non-anticipation argument: what sizes the windows stands above the sampling,
+or reads only prefixes (`causal`). What each policy decides is in `dspark_scheduler.policies`; here it runs on the device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from dspark_kernels.types import BlockDraft
-from dspark_scheduler import Budget, ContextSurvival, Planner, allocate_windows, plan_budget, survival
+from dspark_kernels.survival import best_tokens, calibrated_survival
+from dspark_kernels.windows import allocate_windows
+from dspark_scheduler import Plan, Planner, survival
 from sglang_dspark.learning.confidence import Calibration
-from sglang_dspark.learning.step_cost import ServerCost
+from sglang_dspark.step.head import BlockRun, Head
+from sglang_dspark.step.types import Drafted, Limits, Step
 
 if TYPE_CHECKING:
-    from sglang_dspark.step.drafter import Drafter
-    from sglang_dspark.step.types import Step
+    from sglang_dspark.learning.report import Report
 
 
-@dataclass
-class Drafted:
-    """A step's block: tokens and laws, windows int64 [R] on the host, and the confidence behind them (None: none)."""
+class Policy:
+    """A planner with the confidence that its windows follow.
 
-    block: BlockDraft
-    windows: np.ndarray
-    logits: np.ndarray | None = None  # float [R, k] raw confidence of the drafted tokens
+    Args:
+        planner: of the scheduler's policy of the same name. calibration: of the confidence that sizes the windows.
+        head: draws the drafts. on_cpu: windows are on the host, and slots outside them need not be drawn.
+    """
+
+    def __init__(self, planner: Planner, calibration: Calibration, head: Head, *, on_cpu: bool) -> None:
+        self.planner, self.calibration, self.head, self.on_cpu = planner, calibration, head, on_cpu
+
+    def plan(self, step: Step) -> Plan:
+        """From survival at least two steps old: whether to draft, how far, how many drafts may be verified, and in which
+        bounds; the first rank's on all ranks."""
+        own = self.planner.plan(step.number, step.ids, step.context, low=step.low, high=step.high)
+        ranks = self.head.ranks
+        return own if ranks.alone else self.planner.adopt(ranks.numbers(own.numbers))
+
+    def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
+        """The step's block and windows. Args: tier: rows that the verification has at most (None: as many as it needs)."""
+        raise NotImplementedError
+
+    def learn(self, report: Report) -> np.ndarray | None:
+        """File a step's survival for the step after next and teach the calibration.
+
+        Returns: the calibrated confidence float64 [R, k] as it was before this lesson; None if the step had none.
+        """
+        if report.confidence is None:
+            return None
+        record = report.record
+        confidence = self.calibration.conditional(report.confidence, record.greedy)
+        self.planner.publish(record.number, record.ids, survival(confidence))
+        width = confidence.shape[1]
+        self.calibration.observe(report.confidence, record.greedy, report.outcomes[:, :width], report.tried[:, :width])
+        return confidence
+
+    def survival(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
+        """[R, k] on the device: the chance that draft k and all before it are accepted."""
+        slope, shift = self.calibration.on_device(logits.device)
+        return calibrated_survival(logits, slope, shift, step.rows.greedy)
+
+    def _in_windows(self, run: BlockRun, step: Step, plan: Plan, windows: torch.Tensor):
+        """The block with its windows known: a CPU draws no slot outside them."""
+        if not self.on_cpu:
+            return self.head.sample(run, step, plan.draft_length)
+        on_host = windows.numpy()
+        return self.head.sample(run, step, int(on_host.max()), on_host)
 
 
-class StaticWindows:
+class StaticWindows(Policy):
     """Every request verifies the same number of drafts, as far as its limits allow."""
 
-    drafting = "depth"
-    head = "main"
-
-    def __init__(self, drafter: Drafter, calibration: Calibration) -> None:
-        self.drafter, self.calibration = drafter, calibration
-
-    def budget(self, step: Step) -> Budget:
-        length = int(step.high.max())
-        return Budget(int(step.high.sum()), float(step.size), 0.0, length == 0, length)
-
-    def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
+    def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
         # Nothing is decided by confidence here; whole blocks are what calibration learns most from.
-        block, logits = self.drafter.propose(states, step, budget.draft_length)
-        return Drafted(block, step.high, logits)
-
-    def publish(self, step: Step, drafted: Drafted | None) -> None:
-        """Nothing waits for survival here."""
+        block = self.head.sample(run, step, plan.draft_length)
+        return Drafted(block, Limits.of(plan, step).windows, self.head.confidence(run, step, block))
 
 
-class PlannedWindows:
-    """What the load-aware policies share: a planner, calibrated confidence, and the relay that is two steps late."""
-
-    drafting = "depth"  # the draft computes one length for all requests
-    head = "main"  # which confidence sizes the windows
-
-    def __init__(
-        self, drafter: Drafter, planner: Planner, cost: ServerCost, calibrations: dict[str, Calibration]
-    ) -> None:
-        self.drafter, self.planner, self.cost = drafter, planner, cost
-        self.calibration = calibrations[self.head]
-
-    def budget(self, step: Step) -> Budget:
-        """From survival at least two steps old: whether to draft, how far, and how many drafts may be verified."""
-        self.cost.requests = step.size
-        own = self.planner.budget(step.number, step.ids, step.context, min_window=step.low, max_window=step.high)
-        self.planner.last_budget = self.drafter.ranks.budget(own)
-        return self.planner.last_budget
-
-    def publish(self, step: Step, drafted: Drafted | None) -> None:
-        """File this step's survival for the step after next; a position that was not drafted takes the running mean."""
-        if drafted is None or drafted.logits is None:
-            return
-        values = self.survival(step, drafted.logits)
-        missing = self.planner.gamma - values.shape[1]
-        if missing:
-            mean = self.planner.running_mean
-            steps = mean[values.shape[1] :] / max(mean[values.shape[1] - 1], 1e-9)
-            values = np.concatenate([values, values[:, -1:] * np.minimum(steps, 1.0)], axis=1)
-        self.planner.publish(step.number, step.ids, values)
-
-    def survival(self, step: Step, logits: np.ndarray) -> np.ndarray:
-        return survival(self.calibration.conditional(logits, step.greedy))
-
-
-class CausalWindows(PlannedWindows):
-    """Budget from two steps ago, ranked by this step's survival (paper, section 5.2): fresh ranking, no host search.
+class CausalWindows(Policy):
+    """Budget from two steps ago, ranked by this step's survival (DSpark, section 5.2): fresh ranking, no host search.
 
     Draft k is admitted by its rank among survivals, and its own survival reads only the drafts before it.
     """
 
-    def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
-        block, logits = self.drafter.propose(states, step, budget.draft_length)
-        windows = self.drafter.ranks.numbers(self.planner.windows(self.survival(step, logits)))
-        return Drafted(block, windows, logits)
+    def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
+        block = self.head.sample(run, step, plan.draft_length)
+        logits = self.head.confidence(run, step, block)
+        limits = Limits.of(plan, step)
+        windows = allocate_windows(self.survival(step, logits), limits.budget, limits.low, limits.high)
+        return Drafted(block, self.head.ranks.tensor(windows.to(torch.int64)), logits)
 
 
-class LaggedWindows(PlannedWindows):
+class LaggedWindows(Policy):
     """Budget and windows from two steps ago: known before the draft runs.
 
-    Where a confidence reads the states alone, the head samples only what is verified; otherwise it samples up to the
-    longest window for all, because the confidence of a slot needs the token before it.
+    Where a confidence reads the states alone, a CPU samples only what is verified; otherwise it samples up to the longest
+    window for all, because the confidence of a slot needs the token before it.
     """
 
-    @property
-    def head(self) -> str:
-        return "hidden" if self.drafter.config.has_hidden_confidence else "main"
-
-    def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
-        windows = self.drafter.ranks.numbers(self.planner.windows())
-        length = int(windows.max())
-        if self.head == "hidden":
-            logits = self.drafter.hidden_confidence(states).cpu().numpy()
-            return Drafted(self.drafter.sample(states, step, length, windows), windows, logits)
-        block, logits = self.drafter.propose(states, step, length)
-        return Drafted(block, windows, logits if length else None)
+    def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
+        windows = Limits.of(plan, step).windows
+        if self.calibration.head == "hidden":
+            logits = self.head.hidden_confidence(run)
+            return Drafted(self._in_windows(run, step, plan, windows), windows, logits)
+        length = int(windows.max()) if self.on_cpu else plan.draft_length
+        block = self.head.sample(run, step, length)
+        return Drafted(block, windows, self.head.confidence(run, step, block) if length else None)
 
 
-class AheadWindows(PlannedWindows):
+class AheadWindows(Policy):
     """Budget and windows from this step's survival, which the block's states give before any token is sampled.
 
     Only drafts whose confidence reads no drafted token can do this. Whether to run the draft at all is still decided
     from two steps ago: the states cost a forward.
     """
 
-    drafting = "windows"
-    head = "hidden"
+    def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
+        logits = self.head.hidden_confidence(run)
+        values, limits = self.survival(step, logits), Limits.of(plan, step)
+        seconds = self._seconds(plan, values)
+        budget = best_tokens(values, seconds, limits.low, limits.high, None if tier is None else tier - step.size)
+        windows = allocate_windows(values, budget, limits.low, limits.high).to(torch.int64)
+        windows = self.head.ranks.tensor(windows)
+        return Drafted(self._in_windows(run, step, plan, windows), windows, logits)
 
-    def draft(self, step: Step, states: torch.Tensor, budget: Budget) -> Drafted:
-        logits = self.drafter.hidden_confidence(states).cpu().numpy()
-        evidence = ContextSurvival(self.survival(step, logits), reads_drafted_tokens=False)
-        high = np.minimum(step.high, budget.draft_length)
-        low = np.minimum(np.maximum(step.low, self.planner.probe_window), high)  # a probe is one for every request
-        plan = plan_budget(
-            evidence,
-            self.cost,
-            min_window=low,
-            max_window=high,
-            context=step.context,
-            max_step_seconds=self.planner.max_step_seconds,
-            drafting="windows",
-            block=budget.draft_length,
-            allow_skip=False,
-        )
-        windows = self.drafter.ranks.numbers(
-            allocate_windows(evidence.values, plan.tokens, min_window=low, max_window=high)
-        )
-        block = self.drafter.sample(states, step, int(windows.max()), windows)
-        return Drafted(block, windows, logits)
+    def _seconds(self, plan: Plan, values: torch.Tensor) -> torch.Tensor:
+        """The plan's seconds on the device by K from 0; fewer drafts than the plan's least cost as much as the least."""
+        assert plan.seconds is not None  # a plan of `ahead` that drafts has them
+        least = int(plan.low.sum())
+        seconds = np.full(values.numel() + 1, np.inf)
+        seconds[:least], seconds[least : least + len(plan.seconds)] = plan.seconds[0], plan.seconds
+        on_host = torch.from_numpy(seconds)
+        return on_host if self.on_cpu else on_host.pin_memory().to(values.device, non_blocking=True)
 
 
-POLICIES = {"causal": CausalWindows, "lagged": LaggedWindows, "ahead": AheadWindows}
+POLICIES = {"static": StaticWindows, "causal": CausalWindows, "lagged": LaggedWindows, "ahead": AheadWindows}

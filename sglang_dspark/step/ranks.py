@@ -6,11 +6,11 @@ give the ranks batches of different shapes and hang their next collective.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import torch
 from sglang.srt.runtime_context import get_parallel
-
-from dspark_scheduler import Budget
 
 
 class Ranks:
@@ -28,13 +28,20 @@ class Ranks:
         torch.distributed.broadcast(shared, src=self.group.ranks[0], group=self.group.cpu_group)
         return shared.numpy()
 
+    def goes_on(self, wish: bool) -> bool:
+        """Whether the first rank wishes to go on: a loop whose body holds collectives must end on all ranks at once, and
+        clocks differ."""
+        return bool(self.numbers(np.array([wish]))[0])
+
+    def json(self, value: dict | None) -> dict | None:
+        """The first rank's value (JSON types): what was read from a file that another node may not have."""
+        if self.alone:
+            return value
+        text = json.dumps(value).encode()
+        size = int(self.numbers(np.array([len(text)]))[0])
+        data = np.frombuffer(text, np.uint8) if len(text) == size else np.zeros(size, np.uint8)
+        return json.loads(self.numbers(data).astype(np.uint8).tobytes())
+
     def tensor(self, values: torch.Tensor) -> torch.Tensor:
         """The first rank's tensor (on the device, same shape and dtype on all ranks), in place."""
         return values if self.alone else self.group.broadcast(values.contiguous(), src=0)
-
-    def budget(self, budget: Budget) -> Budget:
-        """The first rank's budget; its expectations stay each rank's own, as nothing is decided by them any more."""
-        if self.alone:
-            return budget
-        tokens, skip, length = self.numbers(np.array([budget.tokens, budget.skip_draft, budget.draft_length])).tolist()
-        return Budget(tokens, budget.expected_tokens, budget.step_seconds, bool(skip), length)

@@ -1,4 +1,4 @@
-"""Speculation as it is set now: mode, rule, policy and bounds, switchable between steps, and what they need."""
+"""Speculation as it is set now: mode, rule, policy and bounds, switchable between steps, and what they learn."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
-import torch
 
-from dspark_scheduler import Fingerprint, Planner
-from dspark_scheduler.fingerprint import load_measurement, save_measurement
-from sglang_dspark.engine.compatibility import installed_version
+from dspark_scheduler import POLICIES as SCHEDULED
+from dspark_scheduler import AdditiveCostModel, Fingerprint, OnlineCostModel, Planner, Static
+from sglang_dspark.contract.compatibility import installed_version
 from sglang_dspark.learning.confidence import Calibration, Recorder
-from sglang_dspark.learning.step_cost import ServerCost
 from sglang_dspark.settings.config import COST_KEYWORDS, DSparkConfig, check_draft
 from sglang_dspark.step.measure import measure
-from sglang_dspark.step.policies import POLICIES, PlannedWindows, StaticWindows
+from sglang_dspark.step.policies import POLICIES, Policy
 from sglang_dspark.step.types import UNBOUNDED, Bounds
 
 if TYPE_CHECKING:
+    from sglang_dspark.learning.meter import Meter
+    from sglang_dspark.learning.report import Report
     from sglang_dspark.step.drafter import Drafter
     from sglang_dspark.step.verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
-COST_KIND = "server-cost"
+DEFAULT_POLICY = "causal"
 SAVE_EVERY = 1024  # decode steps between two saves of what was learned
 
 
 class Speculation:
-    """What a worker asks at every step: `windows` (the policy in force) and `bounds`.
+    """What a worker asks at every step: `policy` (the one in force) and `bounds`; and who learns from its reports.
 
     Args:
         config: as the server was started.
@@ -53,47 +53,61 @@ class Speculation:
         }
         for calibration in self.calibrations.values():
             calibration.restore(self.folder)
-        self.cost: ServerCost | None = None
-        self._planned: dict[str, PlannedWindows] = {}
-        self._static = StaticWindows(drafter, self.calibrations["main"])
+        self.cost: AdditiveCostModel | OnlineCostModel | None = None
+        self._policies: dict[str, Policy] = {}
         if config.record is not None and learning:
             self.calibrations["main"].recorder = Recorder(Path(config.record), drafter.gamma)
         self.config = self.started = config  # what cannot be switched is read from `started`
         self.not_saved: str | None = None  # why the last attempt to write what was learned failed
-        self._check(config)
+        check_draft(config, drafter.config)
 
     def measure(self, verifier: Verifier, max_requests: int) -> None:
         """Find the step's cost: from the file that was given, the cache, or by timing forwards now."""
         keyword = self.started.cost_model if self.started.cost_model in COST_KEYWORDS else None
         if keyword is None:
-            body = load_measurement(self.started.cost_model, COST_KIND, self.fingerprint)
-            self.cost = ServerCost.from_dict(body, learn=False)
+            self.cost = AdditiveCostModel.load(self.started.cost_model, self.fingerprint)
             return
         path = self.folder / "cost.json"
-        if keyword == "auto" and path.is_file():
-            try:
-                self.cost = ServerCost.from_dict(load_measurement(path, COST_KIND, self.fingerprint), learn=True)
-                return
-            except ValueError as error:
-                logger.warning("the step's cost is measured anew: %s", error)
-        body = measure(self.drafter, verifier, max_requests=max_requests)
-        self.cost = ServerCost.from_dict(body, learn=True)
-        self._attempt(lambda: save_measurement(path, COST_KIND, self.fingerprint, body))
+        # The first rank looks for the file and tells the others: on two nodes only one may have it.
+        found = self.drafter.ranks.json(self._cached_cost(path) if keyword == "auto" else None)
+        if found is None:
+            prior = measure(self.drafter, verifier, max_requests=max_requests)
+            self._attempt(lambda: prior.save(path, self.fingerprint))
+        else:
+            prior = AdditiveCostModel.from_dict(found)
+        self.cost = OnlineCostModel(prior)
+
+    def _cached_cost(self, path: Path) -> dict | None:
+        """What an earlier start measured or learned, if it can be read."""
+        if not path.is_file():
+            return None
+        try:
+            return AdditiveCostModel.load(path, self.fingerprint).to_dict()
+        except (ValueError, OSError) as error:
+            logger.warning("the step's cost is measured anew: %s", error)
+            return None
 
     @property
-    def windows(self) -> PlannedWindows | StaticWindows:
-        if self.config.verify_mode in ("static", "off"):
-            return self._static
-        return self._policy(self.policy_name)
+    def policy(self) -> Policy:
+        """The one in force."""
+        name = "static" if self.config.verify_mode in ("static", "off") else self.policy_name
+        if name not in self._policies:
+            self._policies[name] = self._made(name)
+        return self._policies[name]
 
     @property
     def calibration(self) -> Calibration:
         """Of the confidence that sizes the windows now."""
-        return self.windows.calibration
+        return self.policy.calibration
 
     @property
     def policy_name(self) -> str:
-        return self.config.window_policy or default_policy(self.drafter)
+        return self.config.window_policy or DEFAULT_POLICY
+
+    @property
+    def caps(self) -> bool:
+        """Whether whole blocks are verified and windows only cut what is emitted."""
+        return self.config.verify_mode == "cap-accept"
 
     @property
     def bounds(self) -> Bounds:
@@ -101,6 +115,34 @@ class Speculation:
         if c.verify_mode == "off":
             return Bounds(c.accept_rule, 0, 0)
         return Bounds(c.accept_rule, c.min_window, UNBOUNDED if c.max_window is None else c.max_window)
+
+    def learn(self, report: Report, meter: Meter) -> None:
+        """What a step brought: its survival for the step after next, a lesson for the calibration, and its counts."""
+        record = report.record
+        meter.settings(self.config)
+        confidence = record.policy.learn(report)
+        shape, verified = record.policy.planner.shape, int(report.windows.sum())
+        drawn = int(shape.slots(record.requests, record.block_size, verified))
+        record.slots, record.rows = max(drawn, 1) if record.block_size else 0, report.rows
+        record.predicted = self._predicted(record)
+        meter.count(report, confidence)
+
+    def learn_time(self, record, meter: Meter) -> None:
+        """What a step took, once that is known; its counts came before."""
+        meter.time(record)
+        seconds, parts = record.times.seconds, record.times.part_seconds()
+        if seconds is None or not isinstance(self.cost, OnlineCostModel):
+            return
+        self.cost.observe(
+            record.requests,
+            record.rows,
+            record.context,
+            seconds,
+            slots=record.slots,
+            length=record.plan.draft_length,
+            block_seconds=parts.get("backbone"),
+            head_seconds=parts.get("draft") if self.drafter.graph is None else None,
+        )
 
     def switch(self, changes: dict) -> DSparkConfig:
         """Take over new settings between two steps.
@@ -111,16 +153,42 @@ class Speculation:
         config = self.config.changed(changes)
         if config.verify_mode != "off":  # which reads neither
             config = config.changed({"cost_model": self.started.cost_model, "calibration": self.started.calibration})
-        self._check(config)
+        check_draft(config, self.drafter.config)
         self.config = config
-        for policy in self._planned.values():
-            self._apply_ceiling(policy.planner)
+        for policy in self._policies.values():
+            policy.planner.max_step_seconds = self._ceiling
         logger.info("speculation is now %s", config)
         return config
 
     def save(self) -> None:
         """Write what was learned, so that the next server starts with it."""
         self._attempt(self._write)
+
+    def _made(self, name: str) -> Policy:
+        hidden = name in ("lagged", "ahead") and self.drafter.config.has_hidden_confidence
+        # A CPU samples no slot that nobody verifies where the windows are known first; an accelerator draws whole blocks.
+        drafting = ("windows" if name == "ahead" else "depth") if self.drafter.short_blocks else "block"
+        assert self.cost is not None  # measured before the server is ready
+        planner = Planner(
+            self.drafter.gamma,
+            self.cost,
+            SCHEDULED.get(name, Static()),
+            drafting=drafting,
+            max_step_seconds=self._ceiling,
+        )
+        calibration = self.calibrations["hidden" if hidden else "main"]
+        return POLICIES[name](planner, calibration, self.drafter.head, on_cpu=self.drafter.on_cpu)
+
+    @property
+    def _ceiling(self) -> float | None:
+        return None if self.config.max_step_ms is None else self.config.max_step_ms / 1000
+
+    def _predicted(self, record) -> float:
+        """The seconds that the cost model gives the step that ran, whatever the plan was; 0 without a cost model."""
+        if self.cost is None:
+            return 0.0
+        draft = self.cost.draft_seconds(record.requests, record.slots, record.plan.draft_length)
+        return float(self.cost.step_seconds(record.requests, record.rows, record.context) + draft)
 
     def _attempt(self, write: Callable[[], None]) -> None:
         """A full disk or a lost folder costs the next server its start, never this one a request: the reason is logged
@@ -141,36 +209,8 @@ class Speculation:
             calibration.save(self.folder)
             if calibration.recorder is not None:
                 calibration.recorder.write()
-        if self.cost is not None and self.started.cost_model in COST_KEYWORDS:
-            save_measurement(self.folder / "cost.json", COST_KIND, self.fingerprint, self.cost.to_dict())
-
-    def _policy(self, name: str) -> PlannedWindows:
-        if name not in self._planned:
-            kind = POLICIES[name]
-            # For `ahead` the planner only says whether to draft: its windows come from this step's survival too.
-            planner = Planner(
-                self.drafter.gamma, self.cost, policy="lagged" if name == "lagged" else "causal", drafting=kind.drafting
-            )
-            self._apply_ceiling(planner)
-            self._planned[name] = kind(self.drafter, planner, self.cost, self.calibrations)
-        return self._planned[name]
-
-    def _apply_ceiling(self, planner: Planner) -> None:
-        ceiling = self.config.max_step_ms
-        planner.max_step_seconds = None if ceiling is None else ceiling / 1000
-
-    def _check(self, config: DSparkConfig) -> None:
-        check_draft(config, self.drafter.config)
-
-
-def default_policy(drafter: Drafter) -> str:
-    """`ahead` where the host may wait for the block's states (a CPU) and the draft allows it, else `causal`.
-
-    On the CPU of benchmarks/results/steady.md the three have the same mean over 1 to 16 clients (1.19), and only `ahead`
-    plans its budget from the very step.
-    """
-    on_cpu = torch.device(drafter.runner.device).type == "cpu"
-    return "ahead" if on_cpu and drafter.config.has_hidden_confidence else "causal"
+        if isinstance(self.cost, OnlineCostModel):
+            self.cost.save(self.folder / "cost.json", self.fingerprint)
 
 
 def state_folder(fingerprint: Fingerprint) -> Path:

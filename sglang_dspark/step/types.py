@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
-from dspark_kernels.random import Coins, draw_coins_ahead
-from dspark_kernels.sampling import SamplingRows
-from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, StepNoise
+from dspark_kernels.ragged import RaggedBatch
+from dspark_kernels.random import draw_noise
+from dspark_kernels.requests import RequestTensors
+from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, SamplingRows, StepNoise
+from dspark_scheduler import Plan
+from sglang_dspark.learning.clock import StepTimes
 from sglang_dspark.settings.request import request_bounds
 from sglang_dspark.step.adjust import forbids_drafts
 
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
 
 
 UNBOUNDED = 1 << 30
-STEPS_AHEAD = 8  # steps whose coins are drawn at once
 _arrivals = itertools.count()  # requests in the order of their first step, which is the same on every rank
 
 
@@ -58,9 +60,8 @@ class RequestState:
         if state is None:
             given = req.sampling_params.sampling_seed
             low, high = request_bounds(req.sampling_params.custom_params)
-            state = cls(
-                req.rid, _own_seed(req.rid, server_seed) if given is None else int(given), given is not None, low, high
-            )
+            seed = _own_seed(req.rid, server_seed) if given is None else int(given)
+            state = cls(req.rid, seed, given is not None, low, high)
             req.dspark_state = state
         return state
 
@@ -73,20 +74,13 @@ def _own_seed(rid: str, server_seed: int) -> int:
 
 
 @dataclass
-class BlockVerifyInput(DFlashVerifyInput):
-    """A verification (or draft) forward over a different number of rows per request.
-
-    `rows_per_request` are host integers; `causal` is False for the draft's block, whose rows see each other.
-    Key lengths are prefix + rows, and the batch's `seq_lens` are the prefixes.
-    """
-
-    rows_per_request: list[int] = field(default_factory=list)
-    causal: bool = True
-
-
-@dataclass
 class Roster:
-    """What depends only on which requests run: made once per change of the batch, not once per step."""
+    """What depends only on which requests run: made once per change of the batch, not once per step.
+
+    Args:
+        ends: int64 [R] on the device: the positions behind each request's last possible token.
+        steps: int64 [R] on the device: the requests' own counts of verifications.
+    """
 
     key: tuple
     states: list[RequestState]
@@ -94,7 +88,8 @@ class Roster:
     rows: SamplingRows
     rules: RequestRules
     seeds: torch.Tensor
-    coins_ahead: list[Coins] = field(default_factory=list)  # of the next steps, as long as these requests stay together
+    ends: torch.Tensor
+    steps: torch.Tensor
 
     @classmethod
     def of(cls, reqs: list[Req], rule: str, device: torch.device, server_seed: int, last: Roster | None) -> Roster:
@@ -104,25 +99,19 @@ class Roster:
         if last is not None and last.key == key:
             return last
         greedy = [req.sampling_params.top_k == 1 for req in reqs]
-        seeds = torch.tensor([state.seed for state in states], dtype=torch.int64, device=device)
-        return cls(
-            key,
-            states,
-            np.array(greedy),
-            sampling_rows(reqs, device),
-            request_rules(states, greedy, rule, device),
-            seeds,
-        )
+        ends = [len(req.origin_input_ids) + req.sampling_params.max_new_tokens for req in reqs]
+        numbers = torch.tensor([[s.seed for s in states], ends, [s.steps for s in states]], dtype=torch.int64)
+        seeds, ends, steps = numbers.to(device, non_blocking=True)
+        rules = request_rules(states, greedy, rule, device)
+        return cls(key, states, np.array(greedy), sampling_rows(reqs, device), rules, seeds, ends, steps)
 
     def noise(self, positions: torch.Tensor, gamma: int) -> StepNoise:
         """The noise of one more verification of these requests, which counts it."""
-        if self.rules.need_coins and not self.coins_ahead:
-            steps = torch.tensor([state.steps for state in self.states], dtype=torch.int64, device=self.seeds.device)
-            self.coins_ahead = draw_coins_ahead(self.seeds, steps, gamma, STEPS_AHEAD)
+        noise = draw_noise(self.seeds, self.steps, positions, gamma, self.rules)
+        self.steps = self.steps + 1
         for state in self.states:
             state.steps += 1
-        coins = self.coins_ahead.pop(0) if self.rules.need_coins else None
-        return StepNoise(self.seeds, positions, self.rules, coins)
+        return noise
 
 
 @dataclass
@@ -131,20 +120,25 @@ class Step:
 
     On the device: `anchors` int64 [R] are the last committed tokens, whose target KV is not stored yet; `prefix_lens`
     int64 [R] counts the tokens whose KV is, so it is also the anchor's position; `slots` int64 [R, gamma+1] are the
-    KV slots of the anchor and the drafts. On the host: `low` and `high` int64 [R] bound each request's window (its
-    token limit included), `greedy` bool [R], `context` is the sum of the prefixes.
+    KV slots of the anchor and the drafts; `room` int64 [R] is how many drafts each request may still take. On the host:
+    `low` and `high` int64 [R] bound each request's window, `context` is the sum of the prefixes, and `prefix_lens_host`
+    are the prefixes where the engine hands them out (None where steps are launched ahead of the device; `high` and
+    `context` are then as they were one step ago, and `room` alone is exact).
     """
 
     number: int
     roster: Roster
     anchors: torch.Tensor
     prefix_lens: torch.Tensor
-    prefix_lens_host: torch.Tensor
+    prefix_lens_host: torch.Tensor | None
     slots: torch.Tensor
+    room: torch.Tensor
     plan: KVLocPlan
     noise: StepNoise
     low: np.ndarray
     high: np.ndarray
+    context: int
+    times: StepTimes
 
     @classmethod
     def begin(
@@ -155,12 +149,14 @@ class Step:
         gamma: int,
         bounds: Bounds,
         roster: Roster,
+        times: StepTimes,
     ) -> Step:
         """Read the engine's batch and count one more step for its requests."""
-        device = batch.seq_lens.device
         prefix = batch.seq_lens.to(torch.int64)
-        columns = prefix.unsqueeze(1) + torch.arange(gamma + 1, device=device)
-        slots = translator.req_to_token[batch.req_pool_indices.unsqueeze(1), columns].to(torch.int64)
+        columns = prefix.unsqueeze(1) + torch.arange(gamma + 1, device=prefix.device)
+        table = translator.req_to_token  # a request at the context's end has no columns for a whole block
+        columns = columns.clamp_(max=table.shape[1] - 1)
+        slots = table[batch.req_pool_indices.unsqueeze(1), columns].to(torch.int64)
         plan = translator.plan(
             req_pool_indices=batch.req_pool_indices,
             seq_lens=prefix,
@@ -168,22 +164,14 @@ class Step:
             write_virtual=slots.reshape(-1),
             read_extent=gamma + 1,
         )
-        states, noise = roster.states, roster.noise(prefix, gamma)
-        room = [0 if forbids_drafts(req) else _tokens_left(req) - 1 for req in batch.reqs]
-        high = np.array([max(0, min(gamma, bounds.high, state.high, left)) for state, left in zip(states, room)])
-        low = np.minimum(np.array([max(bounds.low, state.low) for state in states]), high)
+        low, high = window_bounds(batch.reqs, roster.states, gamma, bounds)
+        on_host = batch.seq_lens_cpu
+        context = sum(req.kv.kv_committed_len for req in batch.reqs) if on_host is None else int(on_host.sum())
+        room = roster.ends - prefix - 2  # the anchor and the bonus token count too
         return cls(
-            number,
-            roster,
-            batch.spec_info.bonus_tokens.view(-1),
-            prefix,
-            batch.seq_lens_cpu,
-            slots,
-            plan,
-            noise,
-            low,
-            high,
-        )
+            number, roster, batch.spec_info.bonus_tokens.view(-1), prefix, on_host, slots, room, plan,
+            roster.noise(prefix, gamma), low, high, context, times,
+        )  # fmt: skip
 
     @property
     def size(self) -> int:
@@ -194,22 +182,74 @@ class Step:
         return self.roster.rows
 
     @property
+    def requests(self) -> RequestTensors:
+        """What a captured draft reads of the requests; the count of verifications is this step's own."""
+        roster = self.roster
+        return RequestTensors.of(roster.rows, roster.rules, roster.seeds, roster.steps - 1)
+
+    @property
     def greedy(self) -> np.ndarray:
         return self.roster.greedy
 
     @property
-    def ids(self) -> list[str]:
-        return [state.rid for state in self.roster.states]
+    def ids(self) -> tuple[str, ...]:
+        return tuple(state.rid for state in self.roster.states)
 
-    @property
-    def context(self) -> int:
-        return int(self.prefix_lens_host.sum())
+    def pack(self, block: BlockDraft, windows: torch.Tensor, tier: int | None) -> RaggedBatch:
+        """The anchors and the first `windows` [R] drafts of each request as flat rows, `tier` of them (None: no padding)."""
+        slots = self.slots[:, : block.block_size + 1]
+        return RaggedBatch.pack(self.anchors, block.tokens, windows, self.prefix_lens, slots, tier=tier)
 
 
-def empty_block(step: Step) -> BlockDraft:
-    """A block of no drafts: the step verifies the anchors alone, which is plain decoding."""
-    nothing = torch.empty(step.size, 0, dtype=torch.int64, device=step.anchors.device)
+@dataclass
+class Limits:
+    """A plan on the device: `budget` int64 [1], and for each request int64 [R] the bounds of its window and, where the
+    plan knows them already, the windows; none of them beyond what the request may still take."""
+
+    budget: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    windows: torch.Tensor
+
+    @classmethod
+    def of(cls, plan: Plan, step: Step) -> Limits:
+        """One copy to the device, which waits for nothing."""
+        numbers, size = torch.from_numpy(plan.numbers), step.size
+        if step.anchors.is_cuda:
+            numbers = numbers.pin_memory().to(step.anchors.device, non_blocking=True)
+        low, high, windows = numbers[2:].view(3, size)
+        high = torch.minimum(high, step.room).clamp_(min=0)
+        return cls(numbers[:1], torch.minimum(low, high), high, torch.minimum(windows, high))
+
+
+@dataclass
+class Drafted:
+    """A step's block: tokens and laws, windows int64 [R], and the raw confidence float32 [R, k] behind them (None: none)."""
+
+    block: BlockDraft
+    windows: torch.Tensor
+    confidence: torch.Tensor | None = None
+
+    @classmethod
+    def nothing(cls, step: Step) -> Drafted:
+        """No draft: the step verifies the anchors alone, which is plain decoding."""
+        return cls(empty_block(step.anchors), torch.zeros_like(step.anchors))
+
+
+def empty_block(anchors: torch.Tensor) -> BlockDraft:
+    """A block of no drafts for the requests of `anchors` [R]."""
+    nothing = torch.empty(len(anchors), 0, dtype=torch.int64, device=anchors.device)
     return BlockDraft(nothing, nothing, None)
+
+
+def window_bounds(
+    reqs: list[Req], states: Sequence[RequestState], gamma: int, bounds: Bounds
+) -> tuple[np.ndarray, np.ndarray]:
+    """Least and most drafts of each request as far as the host knows, int64 [R] each: the server's bounds, the request's,
+    and the tokens that it may still get."""
+    room = [0 if forbids_drafts(req) else _tokens_left(req) - 1 for req in reqs]
+    high = np.array([max(0, min(gamma, bounds.high, state.high, left)) for state, left in zip(states, room)])
+    return np.minimum(np.array([max(bounds.low, state.low) for state in states]), high), high
 
 
 def sampling_rows(reqs: list[Req], device: torch.device) -> SamplingRows:
@@ -231,6 +271,12 @@ def request_rules(states: list[RequestState], greedy: list[bool], rule: str, dev
         AcceptRule.GREEDY if g else AcceptRule.COUPLED if state.seeded else default for state, g in zip(states, greedy)
     ]
     return RequestRules.of(rules, device=device)
+
+
+def _context(batch: ScheduleBatch) -> int:
+    if batch.seq_lens_cpu is not None:
+        return int(batch.seq_lens_cpu.sum())
+    return sum(req.kv.kv_committed_len for req in batch.reqs)
 
 
 def _tokens_left(req: Req) -> int:

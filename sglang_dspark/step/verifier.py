@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,18 +13,26 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from dspark_kernels.ragged import RaggedBatch, next_tier
-from sglang_dspark.settings.config import ConfigError
-from sglang_dspark.step.types import BlockVerifyInput, Step
+from dspark_scheduler import Plan
+from sglang_dspark.accelerator.backends import check_backend
+from sglang_dspark.accelerator.defaults import capability
+from sglang_dspark.step.forward import BlockVerifyInput
+from sglang_dspark.step.types import Step
 
 if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class TargetRows:
     """What the target said of M ragged rows: `output` is the engine's own object, whose logits are [M, V]."""
 
-    output: object
+    output: LogitsProcessorOutput
     features: torch.Tensor  # [M, m*d]
     used_graph: bool
 
@@ -36,9 +44,10 @@ class TargetRows:
 class Verifier:
     """Runs the target over ragged batches.
 
-    A plain CPU reads the rows of each request from our own verify input. On an accelerator the engine's layout object
-    carries them to its attention backends, and rows are padded to the tiers at which the engine captured its graphs.
-    The accelerator's half is tested with stand-ins only: it has not run on CUDA yet.
+    A plain CPU reads the rows of each request from our own verify input, and runs exactly as many as there are. On an
+    accelerator nobody waits to know how many there are: a step takes as many rows as its plan allows at most, padded to
+    the tiers at which the engine captured its graphs, and the engine's layout object tells its attention which of them
+    are whose.
     """
 
     def __init__(self, target_worker: TpModelWorker, gamma: int) -> None:
@@ -50,13 +59,19 @@ class Verifier:
     def capture_by_rows(self, server_args: ServerArgs) -> None:
         """Have the engine capture the target's graphs by rows instead of by requests, where its attention reads windows.
 
-        The engine has no flag for it: it reads this switch of its own once, when it captures. What it cannot combine
-        with such graphs keeps the graphs of whole blocks, and ragged rows run eagerly.
+        The engine has no flag for it: it reads this switch of its own once, when it captures. Where it cannot (a backend
+        that plans on the host, graphs that may not be padded) it keeps the graphs of whole blocks, and ragged rows run
+        eagerly.
         """
-        barred = (
-            server_args.enable_lora or server_args.enable_two_batch_overlap or server_args.disable_cuda_graph_padding
-        )
-        if not self.on_cpu and self.runner.attn_backend.supports_ragged_verify_graph and not barred:
+        if self.on_cpu:
+            return
+        if not self.runner.attn_backend.supports_ragged_verify_graph:
+            envs.SGLANG_RAGGED_VERIFY_MODE.set("static")
+            logger.warning(
+                "--attention-backend flashinfer verifies windows of different lengths without graphs, and waits for the "
+                "device three times per step; --attention-backend fa3 (sm80, 86, 89, 90) or dspark_triton do neither"
+            )
+        elif not server_args.disable_cuda_graph_padding:
             envs.SGLANG_RAGGED_VERIFY_MODE.set("compact")
 
     @property
@@ -66,40 +81,47 @@ class Verifier:
         return tuple(getattr(graphs, "capture_num_tokens", None) or ())
 
     def check_backend(self) -> None:
-        """Refuse an attention backend that would read every request as a whole block.
+        """Raises ConfigError for an attention backend that would read every request as a whole block: every mode meets
+        shorter ones, at a token limit, under a request's own bounds, while drafting rests."""
+        if not self.on_cpu:
+            check_backend(self.runner.attn_backend, capability())
 
-        Every mode meets shorter ones: at a token limit, under a request's own bounds, while drafting rests.
+    def tier(self, plan: Plan) -> int | None:
+        """Rows of the step's verification: an upper bound, padded to a captured tier; None on a plain CPU, which runs
+        exactly the rows that there are."""
+        return None if self.on_cpu else self.padded(len(plan.low), len(plan.low) + plan.tokens)
 
-        Raises:
-            ConfigError: naming the backend and the fix.
+    def padded(self, requests: int, rows: int) -> int:
+        """`rows` of `requests` requests padded to the graph's tier that holds them; no graph holds more requests than the
+        largest tier has whole blocks."""
+        most_requests = max(self.tiers, default=0) // self.width
+        return next_tier(rows, self.tiers if requests <= most_requests else ())
+
+    def forward(self, batch, step: Step, ragged: RaggedBatch, *, whole: bool) -> TargetRows:
+        """Run the rows; the caller restores the batch's own fields (the engine isolates them).
+
+        Args: whole: every request has the rows of a whole block.
         """
-        backend = self.runner.attn_backend
-        if not self.on_cpu and not backend.supports_ragged_verify_graph:
-            raise ConfigError(
-                f"--attention-backend: {type(backend).__name__} does not read verify windows of different lengths; use "
-                "--attention-backend fa3, fa4 or trtllm_mha, or --verify-mode off for plain decoding"
-            )
-
-    def forward(self, batch, step: Step, ragged: RaggedBatch) -> TargetRows:
-        """Run Σ(1+w) rows; the caller restores the batch's own fields (the engine isolates them)."""
-        rows = (ragged.windows + 1).tolist()
-        layout = self.layout(rows)
-        padding = 0 if layout is None else layout.graph_num_tokens - ragged.rows
-        window_index = _padded(ragged.row_to_request * self.width + ragged.row_to_column, padding, -1)
-        ids, positions = _padded(ragged.input_ids, padding), _padded(ragged.positions, padding)
+        in_block = ragged.window_index(self.width)
+        # A plain CPU's attention, and one that plans on the host (flashinfer), need the numbers of rows here; the latter
+        # waits for them.
+        on_host = self.on_cpu or step.prefix_lens_host is not None
+        rows = (ragged.windows + 1).tolist() if on_host else []
         verify = BlockVerifyInput(
-            draft_token=ids,
-            positions=positions,
+            draft_token=ragged.input_ids,
+            positions=ragged.positions,
             draft_token_num=self.width,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=step.plan,
-            kv_loc_cols=window_index,
+            kv_loc_cols=in_block,
             rows_per_request=rows,
-            ragged_verify_layout=layout,
+            ragged_verify_layout=self.layout(ragged, rows, whole=whole),
         )
-        batch.input_ids, batch.spec_info, batch.forward_mode = ids, verify, ForwardMode.TARGET_VERIFY
-        batch.out_cache_loc = _padded(ragged.out_slots, padding)  # slot 0 is nobody's
-        if not self.on_cpu:  # the engine's backends count the rows into the host's lengths
+        if not (whole or self.tiers or self.on_cpu):  # graphs of whole blocks would take these rows for theirs
+            verify.num_tokens_per_req = self.width + 1  # an upper bound for whoever else reads it
+        batch.input_ids, batch.spec_info, batch.forward_mode = ragged.input_ids, verify, ForwardMode.TARGET_VERIFY
+        batch.out_cache_loc = ragged.out_slots
+        if rows and not self.on_cpu:  # the engine's backends count the rows into the host's lengths
             batch.seq_lens_cpu = step.prefix_lens_host + torch.tensor(rows)
             batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         forward = ForwardBatch.init_new(
@@ -108,7 +130,7 @@ class Verifier:
             capture_hidden_mode=CaptureHiddenMode.FULL,
             return_hidden_states_before_norm=False,
             kv_loc_plan=step.plan,
-            write_cols=window_index,
+            write_cols=in_block,
         )
         result = self.worker.forward_batch_generation(batch=None, forward_batch=forward, is_verify=True)
         output = result.logits_output
@@ -118,19 +140,13 @@ class Verifier:
         output.next_token_logits = output.next_token_logits[: ragged.rows]
         return TargetRows(output, features[: ragged.rows], result.can_run_cuda_graph)
 
-    def layout(self, rows: Sequence[int]) -> RaggedVerifyLayout | None:
-        """The engine's layout of `rows` per request, padded to the graph's tier that holds them.
-
-        None where nobody reads it: on a plain CPU, and for whole blocks while graphs are captured by requests.
-        """
-        if self.on_cpu or (not self.tiers and all(n == self.width for n in rows)):
+    def layout(self, ragged: RaggedBatch, rows: list[int], *, whole: bool) -> RaggedVerifyLayout | None:
+        """The engine's layout of ragged rows, from the host's numbers where there are any. None where nobody reads it: on a
+        plain CPU, and for whole blocks while graphs are captured by requests."""
+        if self.on_cpu or (whole and not self.tiers):
             return None
-        most_requests = max(self.tiers, default=0) // self.width
-        tiers = self.tiers if len(rows) <= most_requests else ()
-        return RaggedVerifyLayout.from_verify_lens(
-            verify_lens_cpu=rows, device=self.runner.device, grid=[next_tier(sum(rows), tiers)]
-        )
-
-
-def _padded(rows: torch.Tensor, padding: int, value: int = 0) -> torch.Tensor:
-    return torch.nn.functional.pad(rows, (0, padding), value=value) if padding else rows
+        if rows:
+            return RaggedVerifyLayout.from_verify_lens(
+                verify_lens_cpu=rows, device=ragged.windows.device, grid=[ragged.rows]
+            )
+        return RaggedVerifyLayout.from_verify_lens_device(verify_lens=ragged.windows + 1, graph_num_tokens=ragged.rows)

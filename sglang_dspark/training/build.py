@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from sglang_dspark.models.checkpoint import read_draft_config
-from sglang_dspark.training.model import DSparkDraft
+from sglang_dspark.training.model import TrainableDraft
 from sglang_dspark.training.settings import TrainSettings
 from sglang_dspark.training.target import Target
 
@@ -95,19 +95,19 @@ def make_config(target: dict, **draft) -> dict:
     return raw
 
 
-def new_draft(settings: TrainSettings, target: Target, feature_layers: tuple[int, ...]) -> DSparkDraft:
+def new_draft(settings: TrainSettings, target: Target, feature_layers: tuple[int, ...]) -> TrainableDraft:
     """A float32 draft ready to train; ``draft_token_ids`` is to be set by the caller where the vocabulary is
     restricted.
     """
     torch.manual_seed(settings.seed)
-    draft = DSparkDraft(draft_settings(settings, target, feature_layers), target.embedding, target.lm_head)
+    draft = TrainableDraft(draft_settings(settings, target, feature_layers), target.embedding, target.lm_head)
     _initialise(draft)
     if settings.init_from_target:
         _start_from_target(draft, target)
     return draft.to(target.device)
 
 
-def _initialise(draft: DSparkDraft) -> None:
+def _initialise(draft: TrainableDraft) -> None:
     std = draft.raw.get("initializer_range", 0.02)
     with torch.no_grad():
         for module in draft.modules():
@@ -121,7 +121,7 @@ def _initialise(draft: DSparkDraft) -> None:
             draft.markov_head.markov_w2.weight.normal_(0, 0.001)
 
 
-def _start_from_target(draft: DSparkDraft, target: Target) -> None:
+def _start_from_target(draft: TrainableDraft, target: Target) -> None:
     """Begin as the target's layers that follow the last captured one: then the context's keys and values are already
     right.
 
@@ -145,7 +145,7 @@ def _start_from_target(draft: DSparkDraft, target: Target) -> None:
         draft.fc.weight[:, -c.hidden_size :] += eye.to(draft.fc.weight)
 
 
-def continue_from(draft: DSparkDraft, folder: str) -> None:
+def continue_from(draft: TrainableDraft, folder: str) -> None:
     """Take a finished draft's weights where they fit: a second run then starts where the first ended.
 
     Rows of W2 follow their token ids if the two vocabularies differ. Layers that the finished draft lacks keep their

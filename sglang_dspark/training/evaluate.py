@@ -12,7 +12,7 @@ from sglang_dspark.training.speculate import Rounds
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceRow:
     """Of one class: mean tokens committed a round with the bonus, the same from the overlaps (less noise), the
     conditional acceptance at each position, and how many rounds that rests on.
     """
@@ -23,8 +23,8 @@ class Acceptance:
     rounds: int
 
 
-def acceptance_table(rounds: Rounds) -> dict[str, Acceptance]:
-    """Class name (and "all") -> Acceptance. Rounds cut by a stop or by the token limit count in no mean length."""
+def acceptance_table(rounds: Rounds) -> dict[str, AcceptanceRow]:
+    """Class name (and "all") -> AcceptanceRow. Rounds cut by a stop or by the token limit count in no mean length."""
     kinds, accepted = np.array(rounds.kinds), np.array(rounds.accepted)
     overlap, whole = np.array(rounds.overlap), ~np.array(rounds.cut)
     table = {}
@@ -36,13 +36,13 @@ def acceptance_table(rounds: Rounds) -> dict[str, Acceptance]:
         reached = [a >= k for k in range(o.shape[1])]
         conditional = tuple(float((a[r] > k).mean()) if r.any() else float("nan") for k, r in enumerate(reached))
         survival = 1 + np.cumprod([o[r, k].mean() if r.any() else 0.0 for k, r in enumerate(reached)]).sum()
-        table[name] = Acceptance(float(1 + a.mean()), float(survival), conditional, int(chosen.sum()))
+        table[name] = AcceptanceRow(float(1 + a.mean()), float(survival), conditional, int(chosen.sum()))
     if len(table) > 2:
         # Classes in equal parts: easy classes give fewer rounds a token, so a mean over rounds would lean to the hard
         # ones.
         classes = [v for name, v in table.items() if name != "all"]
         mean = tuple(float(x) for x in np.nanmean([c.conditional for c in classes], 0))
-        table["macro"] = Acceptance(
+        table["macro"] = AcceptanceRow(
             float(np.mean([c.length for c in classes])),
             float(np.mean([c.expected_length for c in classes])),
             mean,

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from sglang_dspark.training.model import DSparkDraft
+from sglang_dspark.training.model import TrainableDraft
 
 
-def export_draft(draft: DSparkDraft, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+def export_draft(draft: TrainableDraft, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Save atomically into ``folder`` (replacing its config and weights only). The shared embedding and lm_head are not
     stored. ``draft_token_ids`` is int32.
     """

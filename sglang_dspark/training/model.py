@@ -1,6 +1,6 @@
 """The DSpark draft in plain torch: the golden forward, and what is trained.
 
-Paper §3 (Eq. 2-7), parameter names and shapes as DeepSpec publishes them. One module serves every head and both block
+DSpark, section 3 (Eq. 2-7), parameter names and shapes as DeepSpec publishes them. One module serves every head and both block
 shapes; our additions (restricted vocabulary, normalised features, a hidden-only confidence beside the other) are absent
 unless the config asks for them.
 
@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from dspark_kernels.confidence import ConfidenceHead
+from dspark_kernels.markov import HEADS
 from sglang_dspark.models.draft_config import DraftConfig, flatten_keys
-from sglang_dspark.training.heads import ConfidenceHead, make_markov_head
 
 
 class RMSNorm(nn.Module):
@@ -33,9 +34,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries of a block over [context before its anchor; the block itself], both through the same projections (Eq.
-    3).
-    """
+    """Queries of a block over [context before its anchor; the block itself], both through the same projections (Eq. 3)."""
 
     def __init__(self, config: DraftConfig):
         super().__init__()
@@ -107,7 +106,7 @@ class Layer(nn.Module):
         return block + self.mlp(self.post_attention_layernorm(block))
 
 
-class DSparkDraft(nn.Module):
+class TrainableDraft(nn.Module):
     """A draft over a target's embedding [V, d] and lm_head [V, d], which are shared, frozen and not saved.
 
     ``raw`` is its whole config.json, flat or nested: the target's settings (RoPE among them) with the draft's over them.
@@ -126,17 +125,18 @@ class DSparkDraft(nn.Module):
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.markov_head = make_markov_head(c)
-        self.confidence_head = self._confidence_head() if c.enable_confidence_head else None
+        self.markov_head = (
+            HEADS[c.markov_head_type](c.vocab_size, c.markov_rank, c.hidden_size, c.support_size)
+            if c.markov_rank
+            else None
+        )
+        read = c.markov_rank if c.confidence_head_with_markov else 0
+        self.confidence_head = ConfidenceHead(c.hidden_size, read) if c.enable_confidence_head else None
         self.hidden_confidence_head = ConfidenceHead(c.hidden_size) if c.enable_hidden_confidence_head else None
         if c.restricted:
             self.register_buffer("draft_token_ids", torch.arange(c.support_size))
         # Plain tensors, not parameters: shared with the target, never trained, never saved.
         self.embedding, self._lm_head, self._rows = embedding.detach(), lm_head.detach(), None
-
-    def _confidence_head(self) -> ConfidenceHead:
-        c = self.config
-        return ConfidenceHead(c.hidden_size + (c.markov_rank if c.confidence_head_with_markov else 0))
 
     @property
     def lm_head(self) -> torch.Tensor:
@@ -150,9 +150,7 @@ class DSparkDraft(nn.Module):
         return self.draft_token_ids[index] if self.config.restricted else index
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Context of every draft layer (Eq. 2): the target's features [..., m·d], layers in config order -> [...,
-        d].
-        """
+        """Context of every draft layer (Eq. 2): the target's features [..., m·d], layers in config order -> [..., d]."""
         c = self.config
         if features.shape[-1] != self.fc.in_features:
             raise ValueError(f"features of {features.shape[-1]} numbers a token; the draft reads {self.fc.in_features}")
@@ -165,7 +163,7 @@ class DSparkDraft(nn.Module):
         """Hidden states after the final norm [b, A, γ, d] of blocks that start at ``positions``.
 
         Args: context [b, n, d] from ``fuse``; tokens [b, A] int64, the anchors; positions [b, A] int64, their places.
-        A block at position a sees context 0..a-1 and itself; slot i stands at RoPE position a + i (docs/design.md §2).
+        A block at position a sees context 0..a-1 and itself; slot i stands at RoPE position a + i (docs/design.md, step).
         """
         c, n = self.config, context.shape[1]
         ids = torch.full((*tokens.shape, c.block_size), c.mask_token_id, device=tokens.device)
@@ -198,15 +196,12 @@ class DSparkDraft(nn.Module):
         return F.linear(hidden, self.lm_head.to(hidden.dtype))
 
     def confidence_logits(self, hidden: torch.Tensor, previous: torch.Tensor, kind: str = "main") -> torch.Tensor:
-        """Logits of c_k (Eq. 7): hidden [..., d], previous [...] target token ids -> [...].
+        """Logits of c_k (Eq. 7): hidden [..., d], previous [...] target token ids -> float32 [...].
 
         ``kind``: "main" is the head every policy but `ahead` uses, "hidden" the extra head that reads no drafted token.
         """
-        if kind == "hidden":
-            return self.hidden_confidence_head(hidden)
-        if not self.config.confidence_head_with_markov:
-            return self.confidence_head(hidden)
-        return self.confidence_head(torch.cat([hidden, self.markov_head.embed(previous).to(hidden.dtype)], -1))
+        head = self.hidden_confidence_head if kind == "hidden" else self.confidence_head
+        return head(hidden, self.markov_head.markov_w1(previous) if head.reads_tokens else None)
 
     def _rope(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """cos, sin [..., 1, head_dim/2] of the target's rotary embedding (default type)."""
@@ -232,7 +227,7 @@ def load_draft(
     embedding: torch.Tensor | None = None,
     lm_head: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
-) -> DSparkDraft:
+) -> TrainableDraft:
     """Load a DeepSpec-format folder.
 
     Args: embedding, lm_head [V, d]: the target's; None where the checkpoint carries its own ``embed_tokens.weight`` and
@@ -247,7 +242,7 @@ def load_draft(
     lm_head = state.pop("lm_head.weight", lm_head)
     if embedding is None or lm_head is None:
         raise ValueError(f"{folder} stores no embed_tokens/lm_head: give the target's")
-    draft = DSparkDraft(raw, embedding.to(dtype), lm_head.to(dtype))
+    draft = TrainableDraft(raw, embedding.to(dtype), lm_head.to(dtype))
     if draft.config.restricted and "draft_token_ids" in state:
         state["draft_token_ids"] = state["draft_token_ids"].long()
     try:

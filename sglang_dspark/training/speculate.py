@@ -1,7 +1,7 @@
 """Real speculative decoding with a draft, in plain torch: what the tables and the calibration are measured on.
 
 Batched over requests, one round at a time: draft the block with its sequential head, verify γ+1 rows with the target,
-judge (token by token, or the block as a whole, each with its exact residual), commit. One float32 law makes q and p.
+judge by the server's own rules (`dspark_kernels`), commit. A request's numbers depend on its index and the seed alone.
 """
 
 from __future__ import annotations
@@ -11,10 +11,25 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dspark_kernels.accept import block_thresholds, joint_scales
+from dspark_kernels import (
+    AcceptResult,
+    AcceptRule,
+    BlockDraft,
+    RaggedBatch,
+    RequestRules,
+    SamplingRows,
+    StepNoise,
+    Verified,
+    accept,
+    draw,
+    draw_noise,
+    first_argmax,
+    probabilities,
+    sample_block,
+)
 from sglang_dspark.training.generate import Request
-from sglang_dspark.training.model import DSparkDraft
-from sglang_dspark.training.target import SlotView, Target, draw
+from sglang_dspark.training.model import TrainableDraft
+from sglang_dspark.training.target import SlotView, Target
 
 
 @dataclass
@@ -32,13 +47,6 @@ class Rounds:
     sequences: dict[int, list[int]] = field(default_factory=dict)
 
 
-def law(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """float32 probabilities of logits [..., V] at a temperature; at 0 all mass on the argmax."""
-    if temperature == 0:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    return torch.softmax(logits.float() / temperature, -1)
-
-
 class Speculator:
     """Decodes groups of requests with ``draft`` at one temperature, up to ``max_new`` tokens each.
 
@@ -49,17 +57,17 @@ class Speculator:
     def __init__(
         self,
         target: Target,
-        draft: DSparkDraft,
+        draft: TrainableDraft,
         temperature: float,
         max_new: int,
         seed: int = 0,
         head: bool = True,
         rule: str = "token",
     ):
-        self.target, self.draft, self.temperature, self.max_new, self.head = target, draft, temperature, max_new, head
-        self.rule = rule
+        self.target, self.draft, self.temperature, self.max_new, self.seed = target, draft, temperature, max_new, seed
+        self.head = draft.markov_head if head else None
+        self.rule = AcceptRule.GREEDY if temperature == 0 else AcceptRule[rule.upper()]
         self.gamma = draft.config.block_size
-        self.random = torch.Generator(device=target.device).manual_seed(seed)
         self.rounds = Rounds()
         self.dtype = draft.fc.weight.dtype
 
@@ -68,81 +76,14 @@ class Speculator:
         """Decode all requests, near-equal lengths together."""
         ordered = sorted(requests, key=lambda r: len(r.ids))
         for start in range(0, len(ordered), batch):
-            self._run_group(ordered[start : start + batch])
+            _Group(self, ordered[start : start + batch]).run()
         return self.rounds
 
-    def _run_group(self, requests: list[Request]) -> None:
-        device, b = self.target.device, len(requests)
-        longest = max(len(r.ids) for r in requests)
-        capacity = longest + self.max_new + self.gamma + 2
-        cache = self.target.new_cache(b, capacity)
-        context = torch.zeros(b, capacity, self.draft.config.hidden_size, dtype=self.dtype, device=device)
-        ids = torch.zeros(b, longest, dtype=torch.int64)
-        for i, r in enumerate(requests):
-            ids[i, : len(r.ids)] = torch.tensor(r.ids)
-        lengths = torch.tensor(
-            [len(r.ids) for r in requests], device=device
-        )  # committed and fed; the anchor comes next
-        positions = torch.arange(longest, device=device).expand(b, -1)
-        features, final = self.target.forward(ids.to(device), SlotView.at(cache, positions))
-        context[:, :longest] = self._fuse(features)
-        first = self.target.logits(final[torch.arange(b, device=device), lengths - 1])
-        anchors = draw(law(first, self.temperature), self.random)
-        texts = [[int(token)] for token in anchors]
-        alive = [int(token) not in self.target.stop_ids for token in anchors]
-        while any(alive):
-            self._round(requests, cache, context, anchors, lengths, texts, alive)
-        for request, text in zip(requests, texts, strict=True):
-            self.rounds.sequences[request.index] = text
-
-    def _fuse(self, features: torch.Tensor) -> torch.Tensor:
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The draft's context [..., d] of the target's features [..., m, d]."""
         return self.draft.fuse(features.flatten(-2).to(self.dtype))
 
-    def _propose(self, context, anchors, lengths):
-        """Tokens [b, γ] (target ids), their laws q [b, γ, Vd], and the heads' confidence logits [b, γ]."""
-        draft, width = self.draft, int(lengths.max())
-        hidden = draft.blocks(context[:, :width], anchors[:, None], lengths[:, None])[:, 0]
-        base = draft.base_logits(hidden)
-        previous, state, tokens, laws = anchors, None, [], []
-        for k in range(self.gamma):
-            logits = base[:, k].float()
-            if draft.markov_head is not None and self.head:
-                bias, state = draft.markov_head.bias(previous, hidden[:, k], state)
-                logits = logits + bias.float()
-            q = law(logits, self.temperature)
-            previous = draft.token_ids(draw(q, self.random))
-            tokens.append(previous), laws.append(q)
-        tokens = torch.stack(tokens, 1)
-        before = torch.cat([anchors[:, None], tokens[:, :-1]], 1)
-        confidence = {}
-        if draft.confidence_head is not None:
-            confidence["main"] = draft.confidence_logits(hidden, before).float()
-        if draft.hidden_confidence_head is not None:
-            confidence["hidden"] = draft.confidence_logits(hidden, before, "hidden").float()
-        return tokens, torch.stack(laws, 1), confidence
-
-    def _round(self, requests, cache, context, anchors, lengths, texts, alive) -> None:
-        b, gamma, device = len(requests), self.gamma, self.target.device
-        tokens, q, confidence = self._propose(context, anchors, lengths)
-        rows = torch.arange(gamma + 1, device=device)
-        positions = lengths[:, None] + rows
-        fed = torch.cat([anchors[:, None], tokens], 1)
-        features, final = self.target.forward(fed, SlotView.at(cache, positions))
-        p = law(self.target.logits(final), self.temperature)
-        accepted, bonus, overlap = judge(p, q, tokens, self.draft, self.random, self.rule)
-        context[torch.arange(b, device=device)[:, None], positions] = self._fuse(features)
-        for i in range(b):
-            if alive[i]:
-                n = int(accepted[i])
-                new = tokens[i, :n].tolist() + [int(bonus[i])]
-                alive[i] = self._commit(
-                    requests[i], texts[i], new, n, overlap[i], {k: v[i] for k, v in confidence.items()}
-                )
-                if alive[i]:
-                    lengths[i] += n + 1
-                    anchors[i] = bonus[i]
-
-    def _commit(self, request, text, new, accepted, overlap, confidence) -> bool:
+    def commit(self, request, text, new, accepted, overlap, confidence) -> bool:
         """Append a round's tokens up to a stop or the limit, record it; whether the request goes on."""
         stop = next((j for j, token in enumerate(new) if token in self.target.stop_ids), None)
         kept = new if stop is None else new[: stop + 1]
@@ -156,30 +97,86 @@ class Speculator:
         return stop is None and len(text) < self.max_new
 
 
-def judge(p, q, tokens, draft: DSparkDraft, random: torch.Generator | None = None, rule: str = "token"):
-    """Rejection sampling: p [b, γ+1, V], q [b, γ, Vd] float32 laws, tokens [b, γ] drafted target ids.
+class _Group:
+    """Requests that are decoded together, and what they have come to: the prompts are run when it is made."""
 
-    Returns accepted [b] int64, the bonus token [b] (residual where rejected, target's law where all passed), and the
-    overlap Σ min(p, q) [b, γ].
-    """
-    b, gamma, _ = q.shape
-    support = draft.token_ids(torch.arange(q.shape[-1], device=q.device))
-    wide = torch.zeros_like(p[:, :gamma])
-    wide[..., support] = q
-    chosen_p = p[:, :gamma].gather(-1, tokens[..., None])[..., 0]
-    chosen_q = wide.gather(-1, tokens[..., None])[..., 0]
-    coins = torch.rand(b, gamma, device=q.device, generator=random)
-    row = torch.arange(b, device=q.device)
-    if rule == "block":
-        scales = joint_scales(chosen_p, chosen_q)
-        scaled = torch.minimum(scales[:, :gamma, None] * p[:, :gamma], wide).sum(-1)
-        accepted = ((coins < block_thresholds(scales, scaled)) * torch.arange(1, gamma + 1, device=q.device)).amax(-1)
-        scale = scales[row, accepted][:, None]
-    else:
-        accepted, scale = (coins * chosen_q < chosen_p).long().cumprod(-1).sum(-1), 1.0
-    at = accepted.clamp_max(gamma - 1)
-    residual = (scale * p[row, at] - wide[row, at]).clamp_min(0)
-    residual = torch.where((accepted == gamma)[:, None], p[:, gamma], residual)
-    # A residual without mass means p = q up to rounding: the target's own law is then the exact answer.
-    residual = torch.where(residual.sum(-1, keepdim=True) > 1e-8, residual, p[row, accepted])
-    return accepted, draw(residual, random), torch.minimum(p[:, :gamma], wide).sum(-1)
+    def __init__(self, speculator: Speculator, requests: Sequence[Request]):
+        self.speculator, self.requests = speculator, requests
+        s, device, b = speculator, speculator.target.device, len(requests)
+        longest = max(len(r.ids) for r in requests)
+        capacity = longest + s.max_new + s.gamma + 2
+        self.cache = s.target.new_cache(b, capacity)
+        self.context = torch.zeros(b, capacity, s.draft.config.hidden_size, dtype=s.dtype, device=device)
+        ids = torch.zeros(b, longest, dtype=torch.int64)
+        for i, r in enumerate(requests):
+            ids[i, : len(r.ids)] = torch.tensor(r.ids)
+        # Committed and fed; the anchor comes next.
+        self.lengths = torch.tensor([len(r.ids) for r in requests], device=device)
+        features, final = s.target.forward(
+            ids.to(device), SlotView.at(self.cache, torch.arange(longest, device=device).expand(b, -1))
+        )
+        self.context[:, :longest] = s.fuse(features)
+        self.rows = SamplingRows.of([s.temperature] * b, device=device)
+        self.rules = RequestRules.of([s.rule] * b, device=device)
+        self.seeds = torch.tensor([(s.seed << 32) + r.index for r in requests], device=device)
+        self.round = 0
+        self.anchors = self._first(s.target.logits(final[torch.arange(b, device=device), self.lengths - 1]))
+        self.texts = [[token] for token in self.anchors.tolist()]
+        self.alive = [text[0] not in s.target.stop_ids for text in self.texts]
+
+    def run(self) -> None:
+        """Decode until every request is done."""
+        while any(self.alive):
+            self._decode()
+        for request, text in zip(self.requests, self.texts, strict=True):
+            self.speculator.rounds.sequences[request.index] = text
+
+    def _noise(self) -> StepNoise:
+        steps = torch.full_like(self.seeds, self.round)
+        self.round += 1
+        return draw_noise(self.seeds, steps, self.lengths, self.speculator.gamma, self.rules)
+
+    def _first(self, logits: torch.Tensor) -> torch.Tensor:
+        """The token after the prompt, from logits [b, V]."""
+        noise = self._noise()
+        if noise.coins is None:
+            return first_argmax(logits)
+        return draw(probabilities(logits, self.rows), noise.coins.final[:, 0])
+
+    def _propose(self, noise: StepNoise) -> tuple[BlockDraft, dict[str, torch.Tensor]]:
+        """The block, and the heads' confidence logits [b, γ]."""
+        draft, width = self.speculator.draft, int(self.lengths.max())
+        hidden = draft.blocks(self.context[:, :width], self.anchors[:, None], self.lengths[:, None])[:, 0]
+        support = draft.draft_token_ids if draft.config.restricted else None
+        head, base = self.speculator.head, draft.base_logits(hidden)
+        block = sample_block(head, base, hidden, self.anchors, self.rows, noise, support)
+        before = torch.cat([self.anchors[:, None], block.tokens[:, :-1]], 1)
+        present = {"main": draft.confidence_head, "hidden": draft.hidden_confidence_head}
+        return block, {
+            kind: draft.confidence_logits(hidden, before, kind) for kind, head in present.items() if head is not None
+        }
+
+    def _verify(self, block: BlockDraft, noise: StepNoise) -> AcceptResult:
+        """Run the target over whole blocks, keep the context of every row, judge."""
+        s, b = self.speculator, len(self.requests)
+        batch = RaggedBatch.pack(self.anchors, block.tokens, torch.full_like(self.lengths, s.gamma), self.lengths)
+        fed, positions = batch.input_ids.view(b, -1), batch.positions.view(b, -1)
+        features, final = s.target.forward(fed, SlotView.at(self.cache, positions))
+        self.context[torch.arange(b, device=positions.device)[:, None], positions] = s.fuse(features)
+        return accept(Verified(s.target.logits(final).flatten(0, 1), batch, block, self.rows, noise))
+
+    def _decode(self) -> None:
+        """One round of every request; those that are done are run along, and not kept."""
+        noise = self._noise()
+        block, confidence = self._propose(noise)
+        result = self._verify(block, noise)
+        for i, count in enumerate(result.lengths.tolist()):
+            if self.alive[i]:
+                new = result.tokens[i, :count].tolist()
+                heads = {kind: logits[i] for kind, logits in confidence.items()}
+                self.alive[i] = self.speculator.commit(
+                    self.requests[i], self.texts[i], new, count - 1, result.acceptance[i], heads
+                )
+                if self.alive[i]:
+                    self.lengths[i] += count
+                    self.anchors[i] = new[-1]

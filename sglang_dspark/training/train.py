@@ -22,7 +22,7 @@ from sglang_dspark.training.answers import open_target
 from sglang_dspark.training.build import continue_from, new_draft
 from sglang_dspark.training.data import Batch, frequent_tokens, make_batch, stream
 from sglang_dspark.training.loss import DistributionLoss, LossWeights, confidence_loss, expected_length
-from sglang_dspark.training.model import DSparkDraft
+from sglang_dspark.training.model import TrainableDraft
 from sglang_dspark.training.settings import TrainSettings
 from sglang_dspark.training.shards import read_shard
 
@@ -42,7 +42,7 @@ class StepResult:
     confidence: dict[str, torch.Tensor]
 
 
-def label_map(draft: DSparkDraft) -> torch.Tensor:
+def label_map(draft: TrainableDraft) -> torch.Tensor:
     """[V] int64: target id -> index in the draft's vocabulary, -1 where the draft cannot propose it."""
     c = draft.config
     table = torch.full((c.vocab_size,), -1, device=draft.fc.weight.device)
@@ -51,7 +51,7 @@ def label_map(draft: DSparkDraft) -> torch.Tensor:
     return table
 
 
-def forward_loss(draft: DSparkDraft, batch: Batch, table: torch.Tensor, settings: TrainSettings) -> StepResult:
+def forward_loss(draft: TrainableDraft, batch: Batch, table: torch.Tensor, settings: TrainSettings) -> StepResult:
     """The loss of paper Eq. 9-12 over a batch; the weights decay with the slot (DeepSpec's constant, 4)."""
     c, shape = draft.config, batch.valid.shape
     hidden = draft.blocks(draft.fuse(batch.features), batch.tokens, batch.positions)
@@ -131,7 +131,7 @@ class Trainer:
         return self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
     def run(
-        self, report: Callable[[dict], None] | None = None, save: Callable[[DSparkDraft, dict], None] | None = None
+        self, report: Callable[[dict], None] | None = None, save: Callable[[TrainableDraft, dict], None] | None = None
     ):
         """Train until the budget is used; ``save`` gets the draft and the newest measures at every checkpoint."""
         sequences = stream(self.work / "shards", self.worker, self.workers, self.settings.seed + self.step)

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from sglang_dspark import cli
 from sglang_dspark.bench import receipt, traffic
 from sglang_dspark.bench.arms import CLEAN, ArmError, parse_arm
-from sglang_dspark.bench.bracket import Cell, Plan, Run, gained, verdicts
+from sglang_dspark.bench.bracket import BenchPlan, Cell, Run, gained, verdicts
 from sglang_dspark.bench.dflash import without_sequential_head
 from sglang_dspark.bench.server import Server
 from sglang_dspark.settings.config import DSparkConfig
 
 
-def plan(**changes) -> Plan:
+def plan(**changes) -> BenchPlan:
     fields = {
         "control": parse_arm("off"),
         "treatments": (parse_arm("compact"),),
@@ -31,7 +31,7 @@ def plan(**changes) -> Plan:
         "concurrencies": (2,),
         "requests": 4,
     }
-    return Plan(**(fields | changes))
+    return BenchPlan(**(fields | changes))
 
 
 @pytest.mark.parametrize(

@@ -33,14 +33,14 @@ def test_help_imports_nothing_heavy(argv):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_help_shows_every_command_that_is_installed_and_no_other():
+def test_help_shows_every_command():
     shown = CliRunner().invoke(cli.app, ["--help"]).output
-    for name, entry in cli.COMMANDS.items():
-        assert (f"│ {name} " in shown) == cli.is_installed(entry), name
+    for name in cli.COMMANDS:
+        assert f"│ {name} " in shown, name
     assert "│ serve " in shown and "│ doctor " in shown
 
 
-@pytest.mark.parametrize("name", [name for name, entry in cli.COMMANDS.items() if cli.is_installed(entry)])
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_that_is_shown_can_be_loaded_and_explains_itself(name):
     result = CliRunner().invoke(cli.app, [name, "--help"])
     assert result.exit_code == 0, result.output

@@ -24,7 +24,7 @@ from sglang_dspark.cpu.processes import forkserver
 from sglang_dspark.cpu.processes.cores import cores_of_rank, replace_bindings
 from sglang_dspark.cpu.refusals import (
     ARGUMENTS,
-    Refused,
+    CpuPlatformError,
     refuse_arguments,
     refuse_layers,
     refuse_model,
@@ -84,7 +84,7 @@ def test_what_nobody_asked_for_is_refused_by_no_rule():
 @pytest.mark.parametrize("rule", ARGUMENTS, ids=lambda rule: rule.field)
 def test_each_setting_that_cannot_be_served_is_refused_with_its_flag_and_a_way_out(rule):
     value = REFUSED_VALUES[rule.field]
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(CpuPlatformError) as refusal:
         refuse_arguments({**raw_arguments(), rule.field: value})
     sentence = str(refusal.value)
     assert sentence.startswith("--" + rule.field.replace("_", "-")) and "\n" not in sentence
@@ -138,7 +138,7 @@ def test_models_that_need_more_than_keys_and_values_are_refused(monkeypatch):
         ({"is_hybrid_swa": True}, "sliding window"),
         ({"hf_text_config": SimpleNamespace(num_local_experts=8)}, "8 experts"),
     ):
-        with pytest.raises(Refused, match=f"some/model cannot be served on a plain CPU: .*{words}"):
+        with pytest.raises(CpuPlatformError, match=f"some/model cannot be served on a plain CPU: .*{words}"):
             refuse_model(model(**fields))
 
 
@@ -146,7 +146,7 @@ def test_a_model_larger_than_free_memory_is_refused_before_it_is_loaded(tmp_path
     path = str(tiny_target(tmp_path))
     parameters = sum(p.numel() for p in _load(path).parameters())
     refuse_too_little_memory(path, 2, parameters * 2)
-    with pytest.raises(Refused, match="GiB for its weights"):
+    with pytest.raises(CpuPlatformError, match="GiB for its weights"):
         refuse_too_little_memory(path, 2, parameters * 2 - 1)
     refuse_too_little_memory("a/hub-name", 2, 0)  # not on this machine yet: nothing to measure
 
@@ -167,7 +167,7 @@ def test_a_layer_that_attention_here_does_not_do_is_refused_after_loading():
 
     refuse_layers(holder())
     for fields in ({"sliding_window_size": 128}, {"logit_cap": 50.0}, {"v_head_dim": 8}, {"is_cross_attention": True}):
-        with pytest.raises(Refused, match="layer attn"):
+        with pytest.raises(CpuPlatformError, match="layer attn"):
             refuse_layers(holder(**fields))
 
 
@@ -246,7 +246,7 @@ def test_functions_marked_for_compilation_stay_what_they_were():
 
 def test_a_program_that_holds_an_engine_can_still_spawn_processes_of_its_own():
     before = multiprocessing.get_start_method(allow_none=True)
-    forkserver.install()
+    forkserver.make_known()
     multiprocessing.set_start_method(forkserver.START_METHOD, force=True)
     try:
         child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))

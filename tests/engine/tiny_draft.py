@@ -48,7 +48,7 @@ def tiny_draft(
     config |= {"architectures": [architecture], "num_target_layers": config["num_hidden_layers"], **DEFAULTS, **changes}
     config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     draft = DraftConfig.from_dict(config)
-    tensors = _random_tensors(draft, seed)
+    tensors = random_tensors(draft, seed)
     if draft.draft_vocab_size:
         tensors["draft_token_ids"] = torch.arange(0, draft.vocab_size)[-draft.draft_vocab_size :].clone()
     if agreeing:
@@ -72,7 +72,7 @@ def soften_layers(target: str | Path, factor: float = 0.25) -> Path:
     return Path(target)
 
 
-def _random_tensors(draft: DraftConfig, seed: int) -> dict[str, torch.Tensor]:
+def random_tensors(draft: DraftConfig, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in draft.expected_tensors().items():

@@ -20,15 +20,14 @@ from dspark_kernels import (
     RequestRules,
     SamplingRows,
     StepNoise,
+    Verified,
     accept,
+    draw_noise,
     probabilities,
+    reference,
     sample_block,
     seeded_sample,
-    top_support,
 )
-from dspark_kernels import reference as packaged
-from tests.law import reference
-from tests.law.chance import GivenChance
 
 SETTINGS = settings(max_examples=120, deadline=None, derandomize=True)
 RULES = list(AcceptRule)
@@ -37,7 +36,7 @@ RULES = list(AcceptRule)
 class Step:
     """One random step: a mixed batch that was drafted, packed and verified, ready to be judged."""
 
-    def __init__(self, seed: int, rules: list[int], block: int, vocab: int, support: int = 0):
+    def __init__(self, seed: int, rules: list[int], block: int, vocab: int, support: bool = False):
         torch.manual_seed(seed)
         self.rules, self.block, self.vocab, n = rules, block, vocab, len(rules)
         temperature = [0.0 if rule == AcceptRule.GREEDY else 0.7 + 0.3 * (i % 3) for i, rule in enumerate(rules)]
@@ -45,13 +44,11 @@ class Step:
         self.groups = RequestRules.of(rules)
         self.positions = torch.randint(0, 500, (n,))
         seeds, steps = torch.randint(-(2**62), 2**62, (n,)), torch.randint(0, 99, (n,))
-        self.noise = StepNoise.draw(seeds, steps, self.positions, block, self.groups)
+        self.noise = draw_noise(seeds, steps, self.positions, block, self.groups)
         self.anchors = torch.randint(0, vocab, (n,))
         base, ids = torch.randn(n, block, vocab), None
-        if support == 1:
+        if support:
             ids, base = torch.randperm(vocab)[:4], base[..., :4]
-        elif support == 2:
-            base, ids = top_support(base, 4)
         hidden = torch.zeros(n, block, 1)
         self.draft = sample_block(None, base, hidden, self.anchors, self.rows, self.noise, ids)
         self.full_logits = torch.randn(n, block + 1, vocab) * 1.5
@@ -64,7 +61,7 @@ class Step:
         )
         logits = torch.full((batch.rows, self.vocab), torch.nan)
         logits[:total] = self.full_logits[batch.row_to_request, batch.row_to_column][:total]
-        return accept(logits, batch, self.draft, self.rows, self.groups, self.noise)
+        return accept(Verified(logits, batch, self.draft, self.rows, self.noise))
 
     def p(self, r: int) -> torch.Tensor:
         return probabilities(self.full_logits[r], self.rows.expand(torch.full((self.block + 1,), r)))
@@ -73,7 +70,7 @@ class Step:
         q, ids = torch.zeros(self.block, self.vocab), self.draft.support
         columns = torch.arange(self.vocab) if ids is None else ids
         for k in range(self.block):
-            q[k, columns[r, k] if columns.dim() == 3 else columns] = self.draft.probs[r, k]
+            q[k, columns] = self.draft.probs[r, k]
         return q
 
     def expected(self, r: int, window: int) -> list[int]:
@@ -86,21 +83,15 @@ class Step:
             seeds, positions = self.noise.seeds[r].expand(n), self.positions[r] + 1 + torch.arange(n)
             own = seeded_sample(self.full_logits[r], self.rows.expand(torch.full((n,), r)), seeds, positions).tolist()
         if rule in (AcceptRule.GREEDY, AcceptRule.COUPLED):
-            return packaged.greedy(own, drafts, window)
-        coins = self.noise.coins
-        uniforms = {("accept", i): float(coins.accept[r, i]) for i in range(self.block)}
-        uniforms |= {("token", i): float(coins.final[r, i]) for i in range(self.block + 1)}
-        p, q = self.p(r).tolist(), self.q(r).tolist()
-        judge = {AcceptRule.TOKEN: reference.accept_token, AcceptRule.BLOCK: reference.accept_block}[rule]
-        emitted = list(judge(p, q, drafts, window, GivenChance(uniforms)).tokens)
-        ours = {AcceptRule.TOKEN: packaged.token, AcceptRule.BLOCK: packaged.block}[rule]
-        assert emitted == ours(p, q, drafts, window, coins.accept[r].tolist(), coins.final[r].tolist())
-        return emitted
+            return list(reference.accept_own(own, drafts, window).tokens)
+        given = reference.GivenCoins(self.noise.coins.accept[r].tolist(), self.noise.coins.final[r].tolist())
+        judge = reference.RULES[rule.name.lower()]
+        return list(judge(self.p(r).tolist(), self.q(r).tolist(), drafts, window, given).tokens)
 
 
 @SETTINGS
 @given(st.integers(0, 2**31), st.lists(st.sampled_from(RULES), min_size=1, max_size=8), st.integers(1, 6),
-       st.sampled_from([5, 9, 64]), st.integers(0, 2), st.data())  # fmt: skip
+       st.sampled_from([5, 9, 64]), st.booleans(), st.data())  # fmt: skip
 def test_every_request_of_a_mixed_batch_commits_what_the_plain_rule_commits(seed, rules, block, vocab, support, data):
     step = Step(seed, rules, block, vocab, support)
     windows = [data.draw(st.integers(0, block)) for _ in rules]
@@ -161,7 +152,7 @@ def two_uniform_laws(requests: int, accept_coin: torch.Tensor):
     q_logits[..., :4] = 0.0
     groups = RequestRules.of([AcceptRule.TOKEN] * requests)
     zero = torch.zeros(requests, dtype=torch.int64)
-    noise = StepNoise.draw(torch.arange(requests), zero, zero, 1, groups)
+    noise = draw_noise(torch.arange(requests), zero, zero, 1, groups)
     coins = Coins(noise.coins.draft, accept_coin[:, None].expand(-1, 2).contiguous(), noise.coins.final)
     return q_logits, StepNoise(noise.seeds, zero, groups, coins), groups
 
@@ -180,7 +171,7 @@ def test_a_coin_that_equals_the_threshold_rejects(rule):
     rows, zero = SamplingRows.of([1.0] * n), torch.zeros(n, dtype=torch.int64)
     draft = sample_block(None, q_logits, torch.zeros(n, 1, 1), zero, rows, noise)
     batch = RaggedBatch.pack(zero, draft.tokens, zero + 1, zero)
-    result = accept(torch.zeros(2 * n, 16), batch, draft, rows, groups, noise)
+    result = accept(Verified(torch.zeros(2 * n, 16), batch, draft, rows, noise))
     assert int((result.lengths == 2).sum()) == n // 4
 
 
@@ -193,7 +184,7 @@ def test_a_token_that_the_target_excludes_is_never_accepted_even_by_a_coin_of_ze
     draft = BlockDraft(zero[:, None], zero[:, None], q)
     logits = torch.tensor([[-torch.inf, 0.0, 0.0], [0.0, 0.0, 0.0]])  # a grammar mask on the drafted token
     batch = RaggedBatch.pack(zero, draft.tokens, zero + 1, zero)
-    result = accept(logits, batch, draft, SamplingRows.of([1.0]), groups, noise)
+    result = accept(Verified(logits, batch, draft, SamplingRows.of([1.0]), noise))
     assert result.lengths.tolist() == [1] and int(result.tokens[0, 0]) == 1
 
 
@@ -207,12 +198,12 @@ def test_a_draft_that_equals_the_target_is_accepted_whole_whatever_the_coins():
 
 def test_mismatched_inputs_are_refused():
     step = Step(1, [AcceptRule.TOKEN], 2, 5)
-    groups = RequestRules.of([0, 0])
     batch = RaggedBatch.pack(step.anchors, step.draft.tokens, torch.tensor([1]), step.positions)
+    two = Step(1, [AcceptRule.TOKEN] * 2, 2, 5)
     with pytest.raises(ValueError, match="different batches"):
-        accept(torch.zeros(2, 5), batch, step.draft, step.rows, groups, step.noise)
+        Verified(torch.zeros(2, 5), batch, step.draft, step.rows, two.noise)
     greedy = BlockDraft(step.draft.tokens, step.draft.columns, None)
     with pytest.raises(ValueError, match="has no q"):
-        accept(torch.zeros(2, 5), batch, greedy, step.rows, step.groups, step.noise)
+        Verified(torch.zeros(2, 5), batch, greedy, step.rows, step.noise)
     with pytest.raises(ValueError, match="need coins"):
         StepNoise(step.noise.seeds, step.positions, step.groups, None)

@@ -19,8 +19,9 @@ from dspark_kernels import (
     RaggedBatch,
     RequestRules,
     SamplingRows,
-    StepNoise,
+    Verified,
     accept,
+    draw_noise,
     sample_block,
     seeded_sample,
 )
@@ -45,7 +46,7 @@ def test_the_committed_tokens_are_the_seeded_samplers_own(seed, requests, block,
     torch.manual_seed(seed)
     rows, rules = parameters(requests), RequestRules.of([COUPLED] * requests)
     seeds, positions = torch.randint(-(2**62), 2**62, (requests,)), torch.randint(0, 4000, (requests,))
-    noise = StepNoise.draw(seeds, torch.zeros(requests, dtype=torch.int64), positions, block, rules)
+    noise = draw_noise(seeds, torch.zeros(requests, dtype=torch.int64), positions, block, rules)
     logits = torch.randn(requests, block + 1, vocab) * 3
     own = torch.stack(
         [
@@ -60,7 +61,7 @@ def test_the_committed_tokens_are_the_seeded_samplers_own(seed, requests, block,
     windows = torch.tensor([data.draw(st.integers(0, block)) for _ in range(requests)])
     batch = RaggedBatch.pack(torch.zeros(requests, dtype=torch.int64), tokens, windows, positions)
     flat = logits[batch.row_to_request, batch.row_to_column]
-    result = accept(flat, batch, BlockDraft(tokens, tokens, None), rows, rules, noise)
+    result = accept(Verified(flat, batch, BlockDraft(tokens, tokens, None), rows, noise))
     for r in range(requests):
         n = int(result.lengths[r])
         assert torch.equal(result.tokens[r, :n], own[r, :n])
@@ -74,12 +75,12 @@ def test_a_coupled_draft_from_the_targets_own_law_is_always_accepted():
     n, block, vocab = 30, 4, 50
     rules, rows = RequestRules.of([COUPLED] * n), SamplingRows.of([1.0] * n)
     positions, zero = torch.arange(n) * 9, torch.zeros(n, dtype=torch.int64)
-    noise = StepNoise.draw(torch.arange(n) - 5, zero, positions, block, rules)
+    noise = draw_noise(torch.arange(n) - 5, zero, positions, block, rules)
     base = torch.randn(n, block, vocab)
     draft = sample_block(None, base, torch.zeros(n, block, 1), zero, rows, noise)
     batch = RaggedBatch.pack(zero, draft.tokens, zero + block, positions)
     logits = torch.cat((base, torch.randn(n, 1, vocab)), dim=1)[batch.row_to_request, batch.row_to_column]
-    assert accept(logits, batch, draft, rows, rules, noise).lengths.tolist() == [block + 1] * n
+    assert accept(Verified(logits, batch, draft, rows, noise)).lengths.tolist() == [block + 1] * n
 
 
 def test_coupling_accepts_at_least_what_its_bound_promises():
@@ -115,13 +116,13 @@ def test_judging_needs_one_float32_buffer_and_the_seeded_noise_no_float64_row(ru
     n, block, vocab = 16, 3, 32_768
     rules, rows = RequestRules.of([rule] * n), SamplingRows.of([1.0] * n)
     zero = torch.zeros(n, dtype=torch.int64)
-    noise = StepNoise.draw(torch.arange(n), zero, zero, block, rules)
+    noise = draw_noise(torch.arange(n), zero, zero, block, rules)
     support = torch.arange(64)
     draft = sample_block(None, torch.randn(n, block, 64), torch.zeros(n, block, 1), zero, rows, noise, support)
     batch = RaggedBatch.pack(zero, draft.tokens, zero + block, zero)
     logits = torch.randn(batch.rows, vocab)
     with WatchAllocations() as watch:
-        accept(logits, batch, draft, rows, rules, noise)
+        accept(Verified(logits, batch, draft, rows, noise))
     whole = batch.rows * vocab
     assert watch.largest[torch.float32] <= whole, "views of the logits themselves are the largest"
     if rule is COUPLED:

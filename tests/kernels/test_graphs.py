@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dspark_kernels import FixedBuffer, RaggedGraph, RowBuffer
+from dspark_kernels import RaggedGraph, RowBuffer
 
 
 class Recorder:
@@ -21,9 +21,9 @@ class Recorder:
         self.seen: list[dict[str, torch.Tensor]] = []
         self.addresses: list[tuple[int, ...]] = []
 
-    def __call__(self, ids, slots, qo_indptr):
-        self.seen.append({"ids": ids.clone(), "slots": slots.clone(), "qo_indptr": qo_indptr.clone()})
-        self.addresses.append((ids.data_ptr(), slots.data_ptr(), qo_indptr.data_ptr()))
+    def __call__(self, ids, slots):
+        self.seen.append({"ids": ids.clone(), "slots": slots.clone()})
+        self.addresses.append((ids.data_ptr(), slots.data_ptr()))
         self.cache[slots] += 1.0
         return {"double": ids * 2, "pair": torch.stack((ids, slots), dim=1)}
 
@@ -31,12 +31,11 @@ class Recorder:
 def make(tiers=(4, 8, 16)):
     recorder = Recorder()
     rows = {"ids": RowBuffer(), "slots": RowBuffer(padding=99)}
-    return recorder, RaggedGraph(recorder, tiers, rows, {"qo_indptr": FixedBuffer((6,), repeat_last=True)})
+    return recorder, RaggedGraph(recorder, tiers, rows)
 
 
-def inputs(n: int, requests: int = 2) -> dict[str, torch.Tensor]:
-    indptr = torch.linspace(0, n, requests + 1).to(torch.int32)
-    return {"ids": torch.arange(n) + 1, "slots": torch.arange(n) + 10, "qo_indptr": indptr}
+def inputs(n: int) -> dict[str, torch.Tensor]:
+    return {"ids": torch.arange(n) + 1, "slots": torch.arange(n) + 10}
 
 
 @pytest.mark.parametrize(("rows", "tier"), [(1, 4), (4, 4), (5, 8), (16, 16), (17, 17), (40, 40)])
@@ -63,13 +62,6 @@ def test_a_smaller_batch_after_a_larger_one_runs_no_stale_row():
     assert recorder.addresses[0] == recorder.addresses[1] == recorder.addresses[3], "what a graph has captured stays"
 
 
-def test_requests_beyond_the_batch_are_empty():
-    recorder, graph = make()
-    graph(**inputs(8, requests=5))
-    graph(**inputs(7, requests=2))
-    assert recorder.seen[1]["qo_indptr"].tolist() == [0, 3, 7, 7, 7, 7]
-
-
 def test_a_result_is_static_memory_only_as_far_as_the_callable_makes_it_so():
     """Eagerly the outputs are fresh; the documented promise is the weaker one (valid until the next call)."""
     _, graph = make()
@@ -84,7 +76,6 @@ def test_a_result_is_static_memory_only_as_far_as_the_callable_makes_it_so():
         ({"ids": torch.zeros(3)}, "ids must be"),
         ({"ids": torch.zeros(3, 1, dtype=torch.int64)}, "ids must be"),
         ({"slots": torch.zeros(4, dtype=torch.int64)}, "disagree"),
-        ({"qo_indptr": torch.zeros(7, dtype=torch.int32)}, "holds 6"),
         ({"more": torch.zeros(3)}, "exactly"),
     ],
 )

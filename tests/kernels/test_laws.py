@@ -34,8 +34,10 @@ from dspark_kernels import (
     SamplingRows,
     StepNoise,
     VanillaMarkov,
+    Verified,
     accept,
     draw_coins,
+    draw_noise,
     sample_block,
 )
 
@@ -75,7 +77,7 @@ def one_step(rule: AcceptRule, anchors: torch.Tensor, coins: Coins | None, windo
     """Draft, cut, verify and judge; returns (draft, windows, result). Without a head the draft is uniform."""
     n = len(anchors)
     groups, zero = RequestRules.of([rule] * n), torch.zeros(n, dtype=torch.int64)
-    noise = StepNoise.draw(torch.arange(n), zero + step, zero + 10 * step, BLOCK, groups)
+    noise = draw_noise(torch.arange(n), zero + step, zero + 10 * step, BLOCK, groups)
     if coins is not None:
         noise = StepNoise(noise.seeds, noise.positions, groups, coins)
     rows = SamplingRows.of([1.0] * n)
@@ -85,7 +87,7 @@ def one_step(rule: AcceptRule, anchors: torch.Tensor, coins: Coins | None, windo
         w = torch.where(torch.arange(n) % 3 == 0, torch.arange(n) % 4, 1 + draft.tokens[:, 0] % 2)
         w = torch.where((w == 2) & (draft.tokens[:, 1] % 2 == 1), 3, w)
     batch = RaggedBatch.pack(anchors, draft.tokens, w, zero)
-    return draft, w, accept(TARGET[batch.input_ids], batch, draft, rows, groups, noise)
+    return draft, w, accept(Verified(TARGET[batch.input_ids], batch, draft, rows, noise))
 
 
 def follow(previous: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -177,7 +179,7 @@ def two_steps(rule: AcceptRule, keyed_by: str) -> float:
 
 
 def test_noise_keyed_by_the_step_is_lossless_over_two_steps_and_keyed_by_position_is_caught():
-    """Position keys reuse coins that the block rule's last stop has conditioned (docs/design.md section 3)."""
+    """Position keys reuse coins that the block rule's last stop has conditioned (docs/design.md, noise)."""
     assert two_steps(BLOCK_RULE, "step") < LIMIT
     assert two_steps(BLOCK_RULE, "position") > 2 * LIMIT
 
@@ -195,10 +197,10 @@ def test_the_block_rule_commits_more_than_the_token_rule_and_the_same_for_a_bloc
     zero, rows = torch.zeros(n, dtype=torch.int64), SamplingRows.of([1.0] * n)
     emitted = []
     for rule in (TOKEN, BLOCK_RULE):
-        noise = StepNoise.draw(torch.arange(n), zero, zero, 1, groups[rule])
+        noise = draw_noise(torch.arange(n), zero, zero, 1, groups[rule])
         draft = sample_block(HEAD, torch.zeros(n, 1, V), torch.zeros(n, 1, 1), zero, rows, noise)
         batch = RaggedBatch.pack(zero, draft.tokens, zero + 1, zero)
-        emitted.append(accept(TARGET[batch.input_ids], batch, draft, rows, groups[rule], noise).tokens)
+        emitted.append(accept(Verified(TARGET[batch.input_ids], batch, draft, rows, noise)).tokens)
     assert torch.equal(*emitted)
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_kernels import RaggedBatch, allocate_windows, next_tier, reference
+from dspark_kernels import RaggedBatch, allocate_windows, next_tier, ragged, reference
 from dspark_scheduler import allocate_windows as allocate_on_host
 
 SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
@@ -83,6 +83,15 @@ def test_packing_and_reading_back_are_inverse_and_padding_touches_no_live_slot(s
     verified = slots[torch.arange(block + 1) <= windows[:, None]]
     assert torch.equal(cache[verified], torch.arange(total, dtype=torch.float32))
 
+    assert batch.live.tolist() == [True] * total + [False] * extra
+    wide = torch.full((requests * (block + 1),), -1)
+    wide[batch.window_index(block + 1)[batch.live]] = torch.arange(total)
+    assert torch.equal(wide.view(requests, -1) >= 0, torch.arange(block + 1) <= windows[:, None])
+    assert batch.window_index(block + 1)[total:].tolist() == [-1] * extra
+    lengths = torch.randint(1, block + 2, (requests,), generator=g).clamp(max=windows + 1)
+    assert int(batch.kept(lengths).sum()) == int(lengths.sum())
+    assert bool((batch.row_to_column[batch.kept(lengths)] < lengths[batch.row_to_request[batch.kept(lengths)]]).all())
+
     back = batch.scatter(written, fill=-7.0)
     assert not back.isnan().any()
     for r in range(requests):
@@ -104,7 +113,20 @@ def test_a_plain_step_is_packed_as_any_other_only_quicker():
     general = RaggedBatch.pack(anchors, nothing, closed, prefix, slots, tier=3)
     for name, value in vars(general).items():
         mine = getattr(quick, name)
-        assert mine == value if name == "block_size" else torch.equal(mine, value) and mine.dtype == value.dtype, name
+        same = torch.equal(mine, value) and mine.dtype == value.dtype if torch.is_tensor(value) else mine == value
+        assert same, name
+
+
+def test_windows_that_the_host_has_are_not_read_from_the_device():
+    """`meta` tensors hold no numbers: whoever looks at one raises."""
+    windows = np.array([2, 0, 3])
+    shapes = (torch.zeros(3, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64), torch.from_numpy(windows))
+    batch = RaggedBatch.pack(*shapes, torch.zeros(3, dtype=torch.int64), windows_host=windows)
+    assert batch.rows == 8 and batch.windows_host is windows
+    meta = [x.to("meta") for x in (*shapes, torch.zeros(3, dtype=torch.int64))]
+    with pytest.raises(RuntimeError, match="meta"):
+        ragged._rows(torch.cumsum(meta[2] + 1, dim=0), None)
+    assert ragged._rows(torch.cumsum(meta[2] + 1, dim=0), windows) == 8
 
 
 def test_what_does_not_fit_is_refused():

@@ -14,8 +14,9 @@ import torch
 from scipy import stats
 
 from dspark_kernels import draw_coins, philox, race
-from dspark_kernels.gumbel import exponential, mix32_reference, noise_bits, noise_keys, race_reference
-from dspark_kernels.random import MASK32, draw_coins_ahead, philox_reference, unit_interval
+from dspark_kernels.cipher import MASK32, philox_reference
+from dspark_kernels.gumbel import exponential, mix32_reference, noise_bits, noise_keys, noise_keys_torch, race_reference
+from dspark_kernels.random import draw_coins_torch, unit_interval
 
 
 def test_the_cipher_gives_the_published_answers():
@@ -64,11 +65,18 @@ def test_what_a_request_draws_does_not_depend_on_the_batch():
         assert torch.equal(getattr(together, name), getattr(longer, name)[:, :7]), "nor on the block size"
 
 
-def test_coins_drawn_ahead_are_those_of_each_step():
-    seeds, steps = torch.tensor([5, -9, 2**40]), torch.tensor([0, 3, 2**33])
-    for ahead, coins in enumerate(draw_coins_ahead(seeds, steps, 6, 4)):
-        now = draw_coins(seeds, steps + ahead, 6)
-        assert all(torch.equal(getattr(coins, name), getattr(now, name)) for name in ("draft", "accept", "final"))
+def test_the_compiled_loop_gives_the_bits_of_the_torch_path():
+    """Of every seed and step, the largest and negative ones included; asked twice, it says the same."""
+    torch.manual_seed(5)
+    edges = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 2**32, 2**32 - 1])
+    seeds = torch.cat((edges, torch.randint(-(2**63), 2**63 - 1, (200,))))
+    steps = torch.cat((edges.flip(0), torch.randint(0, 2**40, (200,))))
+    expected = draw_coins_torch(seeds, steps, 7)
+    for coins in (draw_coins(seeds, steps, 7), draw_coins(seeds, steps, 7)):
+        assert all(torch.equal(getattr(coins, name), getattr(expected, name)) for name in ("draft", "accept", "final"))
+    assert torch.equal(noise_keys(seeds, steps), noise_keys_torch(seeds, steps))
+    strided = torch.stack((seeds, steps), dim=1)
+    assert torch.equal(draw_coins(strided[:, 0], strided[:, 1], 7).final, expected.final)
 
 
 def test_the_race_is_the_gumbel_maximum_of_its_reference():
@@ -76,10 +84,10 @@ def test_the_race_is_the_gumbel_maximum_of_its_reference():
     weights = torch.rand(40, 60)
     weights[weights < 0.3] = 0
     seeds, positions = torch.randint(-(2**62), 2**62, (40,)), torch.randint(0, 2**34, (40,))
-    for ids in (None, torch.randperm(50_000)[:60], torch.randint(0, 50_000, (40, 60))):
+    for ids in (None, torch.randperm(50_000)[:60]):
         won = race(weights, seeds, positions, ids)
         for i in range(40):
-            named = list(range(60)) if ids is None else (ids[i] if ids.dim() == 2 else ids).tolist()
+            named = list(range(60)) if ids is None else ids.tolist()
             assert int(won[i]) == race_reference(weights[i].tolist(), int(seeds[i]), int(positions[i]), named)
 
 

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,12 +56,13 @@ def test_the_catalogue_lists_every_kernel():
     assert kernels_of_the_package() == {build.name for build in BUILDS} and len(BUILDS) >= 10
 
 
-# Ampere and Blackwell with `--long`: what compiles for Hopper has compiled for both so far, and a build costs ten seconds.
-@pytest.mark.parametrize(
-    "capability", [pytest.param(80, marks=pytest.mark.long), 90, pytest.param(100, marks=pytest.mark.long)]
-)
-def test_every_kernel_compiles_ahead_of_time(capability, tmp_path):
-    """In a child, with an empty cache, so that nothing compiled before (or under the interpreter) stands in for it."""
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_every_kernel_compiles_ahead_of_time_and_fits(capability, tmp_path):
+    """In a child, with an empty cache, so that nothing compiled before (or under the interpreter) stands in for it.
+
+    A program fits if it spills nothing, if its threads' registers are within a multiprocessor's 65 536, and if its shared
+    memory is within the 48 KiB that every GPU gives without asking.
+    """
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "dspark_kernels.aot", str(capability)]
@@ -68,8 +70,15 @@ def test_every_kernel_compiles_ahead_of_time(capability, tmp_path):
     assert child.returncode == 0, child.stderr
     from dspark_kernels.aot import BUILDS
 
-    sizes = [int(line.split()[2]) for line in child.stdout.splitlines() if line.startswith(f"sm_{capability}")]
-    assert len(sizes) == len(BUILDS) and min(sizes) > 1000
+    listed = re.findall(
+        r"^sm_\d+ (\w+) +(\d+) bytes, shared +(\d+) bytes, +(\d+) registers of (\d+) threads, spilled (\d+)",
+        child.stdout, re.MULTILINE,
+    )  # fmt: skip
+    assert len(listed) == len(BUILDS), child.stdout
+    for name, *numbers in listed:
+        size, shared, registers, threads, spilled = map(int, numbers)
+        assert size > 1000 and spilled == 0 and shared <= 48 << 10 and registers * threads <= 1 << 16, (name, numbers)
+    print(child.stdout)
 
 
 def test_the_torch_path_imports_without_triton():

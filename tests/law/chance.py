@@ -1,4 +1,4 @@
-"""Sources of chance for the reference rules: given numbers, or every outcome with its exact probability.
+"""A source of chance for the reference rules that yields every outcome with its exact probability.
 
 A rule asks `flip(probability, key)` for a coin and `draw(weights, key)` for a token. `key` says which number is
 meant, for example ("accept", 2): the source decides whether two askings get the same number. Spending one twice is a
@@ -10,27 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
-
-
-class GivenChance:
-    """Coins and draws from uniform numbers in [0, 1) that the test gives: one per key.
-
-    flip: u < probability. draw: the first token whose cumulative weight exceeds u times the total.
-    """
-
-    def __init__(self, uniforms: Mapping[Hashable, float]) -> None:
-        self.uniforms = uniforms
-
-    def flip(self, probability, key: Hashable) -> bool:
-        return self.uniforms[key] < probability
-
-    def draw(self, weights: Sequence, key: Hashable) -> int:
-        target, seen = self.uniforms[key] * sum(weights), 0
-        for token, weight in enumerate(weights):
-            seen += weight
-            if seen > target:
-                return token
-        return max(token for token, weight in enumerate(weights) if weight > 0)
 
 
 class ScriptedChance:

@@ -18,10 +18,18 @@ from functools import cached_property
 
 import numpy as np
 
-from dspark_scheduler import AdditiveCostModel, ContextSurvival, LaggedSurvival, SurvivalRelay, policies
+from dspark_kernels.reference import emit
+from dspark_scheduler import POLICIES as CLASSES
+from dspark_scheduler import (
+    AdditiveCostModel,
+    ContextSurvival,
+    DraftShape,
+    LaggedSurvival,
+    SurvivalRelay,
+    Terms,
+)
 
 from .chance import outcomes
-from .reference import emit
 
 CONFIDENCES = (0.2, 0.5, 0.8, 0.8, 1.0)  # few values, so that ties happen
 Law = dict[tuple, Fraction]
@@ -95,11 +103,23 @@ class World:
 
 # A policy here: (evidence of two steps ago, this step's survival, cost, running mean) -> windows.
 Policy = Callable[[LaggedSurvival, np.ndarray, AdditiveCostModel, np.ndarray], np.ndarray]
-POLICIES: dict[str, Policy] = {
-    "lagged": lambda old, now, cost, mean: policies.lagged(old, cost, missing=mean).windows,
-    "causal": lambda old, now, cost, mean: policies.causal(old, now, cost, missing=mean).windows,
-    "ahead": lambda old, now, cost, mean: policies.ahead(ContextSurvival(now, False), cost).windows,
-}
+
+
+def served(name: str, drafting: str = "block", **limits) -> Policy:
+    """A policy as a server runs it: its plan, then its windows, on what it may read of this step."""
+    policy = CLASSES[name]
+
+    def decide(old, now, cost, mean):
+        terms = Terms.of(cost, DraftShape(drafting, now.shape[1]), len(now), **limits)
+        plan = policy.plan(old, terms, mean)
+        if plan.skip_draft or policy.reads == "nothing":
+            return policy.windows(plan)
+        return policy.windows(plan, ContextSurvival(now, False) if policy.reads == "context" else now)
+
+    return decide
+
+
+POLICIES = {name: served(name) for name in CLASSES}
 
 
 @dataclass

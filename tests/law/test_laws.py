@@ -14,10 +14,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dspark_scheduler import AdditiveCostModel, SurvivalRelay, allocate_windows, best_budget, policies
+from dspark_kernels.reference import RULES, Emitted, GivenCoins, accept_block, accept_token, emit, residual
+from dspark_scheduler import AdditiveCostModel, DraftShape, SurvivalRelay, Terms, allocate_windows, best_budget
 
-from .decoder import POLICIES, Decoder, World, jagged_cost, target_law, total_variation
-from .reference import RULES, Emitted, accept_block, accept_token, emit, residual
+from .decoder import POLICIES, Decoder, World, jagged_cost, served, target_law, total_variation
 
 MODES = ("static", "compact", "cap-accept")
 # Seconds of a step with 1, 2, ... rows per request.
@@ -50,8 +50,8 @@ def test_what_is_emitted_follows_the_target_exactly(mode, rule, policy):
 
 
 OPTIONS = {
-    "bounds": {"min_window": 1, "max_window": 2},
-    "bounds per request": {"min_window": np.array([0, 1]), "max_window": np.array([1, 2])},
+    "bounds": {"low": 1, "high": 2},
+    "bounds per request": {"low": np.array([0, 1]), "high": np.array([1, 2])},
     "a ceiling": {"max_step_seconds": 1.5},
     "a draft that can be shortened": {"drafting": "depth"},
 }
@@ -61,10 +61,10 @@ OPTIONS = {
 def test_bounds_ceilings_and_shorter_drafts_keep_the_law(option):
     def policy(old, now, cost, mean):
         running = {name: value[: len(now)] if np.ndim(value) else value for name, value in OPTIONS[option].items()}
-        return policies.causal(old, now, cost, missing=mean, **running).windows
+        return served("causal", **running)(old, now, cost, mean)
 
     target = jagged_cost(2, 2, (1.0, 1.3, 1.7))
-    cost, used = AdditiveCostModel(0.0, target.alpha, target.theta, draft=([2, 4], [0.02, 0.04])), set()
+    cost, used = AdditiveCostModel(0.0, target.alpha, target.theta, head=([2, 4], [0.02, 0.04])), set()
     for seed in range(3):
         world = World(seed, 2, 2)
         for rule in ("token", "block"):
@@ -77,15 +77,13 @@ def test_bounds_ceilings_and_shorter_drafts_keep_the_law(option):
 @pytest.mark.parametrize("rule", RULES)
 def test_compact_and_cap_accept_emit_the_same_tokens_with_the_same_coins(rule):
     """Stronger than equal laws: path by path. And under greedy and token both are a prefix of what static emits."""
-    from .chance import GivenChance
-
     rng = np.random.default_rng(0)
     for _ in range(300):
         gamma, vocabulary = 3, 3
         p = rng.dirichlet(np.ones(vocabulary), gamma + 1).tolist()
         q = rng.dirichlet(np.ones(vocabulary), gamma).tolist()
         drafts = [int(rng.integers(vocabulary)) for _ in range(gamma)]
-        chance = GivenChance({(what, i): rng.random() for what in ("accept", "token") for i in range(gamma + 1)})
+        chance = GivenCoins(rng.random(gamma + 1).tolist(), rng.random(gamma + 1).tolist())
         static = emit("static", rule, p, q, drafts, gamma, chance)
         for window in range(gamma + 1):
             compact = emit("compact", rule, p, q, drafts, window, chance)
@@ -113,18 +111,18 @@ def test_block_verification_accepts_at_least_as_many_tokens_as_the_token_rule():
 
 def retrospective(old, now, cost, mean):
     """The planted scheduler: a search over this step's survival, tokens included."""
-    budget = best_budget(now, cost)
-    return allocate_windows(now, budget.tokens)
+    plan = best_budget(now[None], Terms.of(cost, DraftShape("block", now.shape[1]), len(now)))
+    return allocate_windows(now, plan.tokens)
 
 
 def appendix_a(case_c2: dict[int, float], policy, reads_tokens: bool = True) -> dict[tuple, Fraction]:
-    """The law of the first token in the paper's counterexample (App. A): R = 1, γ = 2, a_1 = 0.8."""
+    """The law of the first token in DSpark's counterexample (appendix A): R = 1, γ = 2, a_1 = 0.8."""
     cost = AdditiveCostModel(0.0, ([1], [0.0]), ([1, 2, 3], [1.0, 1 / 0.5, 1 / 0.45]))
     world = World(0)
     object.__setattr__(world, "target", lambda request, context: (Fraction(7, 10), Fraction(3, 10)))
     object.__setattr__(world, "draft", lambda request, context, prefix: (Fraction(1, 2), Fraction(1, 2)))
     object.__setattr__(world, "survival", lambda request, context, drafts: np.array([0.8, 0.8 * case_c2[drafts[0]]]))
-    # The paper draws a fresh token after a window of 0; judged on the draft, the first token is right even so.
+    # DSpark draws a fresh token after a window of 0; judged on the draft, the first token is right even so.
     law = Decoder(world, policy, cost, draft_all=False).decode(1, 1)
     return {texts[0]: chance for texts, chance in law.items()}
 

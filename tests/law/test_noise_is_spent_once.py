@@ -16,11 +16,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from dspark_kernels.reference import accept_coupled, emit
 from dspark_scheduler import SurvivalRelay
 
 from .chance import outcomes
 from .decoder import POLICIES, World, jagged_cost, target_law, total_variation
-from .reference import accept_coupled, emit
 
 
 def decode(world: World, policy, cost, rule: str, count: int, reused: set[str]) -> dict[tuple, Fraction]:

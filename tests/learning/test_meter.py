@@ -9,30 +9,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
+from dspark_scheduler import Plan
+from dspark_scheduler.plan import DraftShape
+from sglang_dspark.learning.clock import HostClock, StepTimes
 from sglang_dspark.learning.history import SLOT_SECONDS, SLOTS, History
 from sglang_dspark.learning.meter import Meter
+from sglang_dspark.learning.report import Record, Report
 from sglang_dspark.serving.metrics import Telemetry
 from sglang_dspark.serving.status import measured_survival
 from sglang_dspark.settings.config import DSparkConfig
+from sglang_dspark.step.policies import Policy
+from sglang_dspark.step.speculation import Speculation
 
 
 class Cost:
-    """A cost model of round numbers: 1 ms a row, 10 ms of backbone, 1 ms a drafted slot."""
+    """A cost model of round numbers: 1 ms a row, 10 ms of block, 1 ms a drafted slot."""
 
-    model = SimpleNamespace(draft_seconds=lambda slots: 0.001 * slots)
+    def step_seconds(self, requests, rows, context):
+        return 0.001 * rows
 
-    def step_seconds(self, requests, tokens, context):
-        return 0.001 * tokens
-
-    def backbone_seconds(self, requests, length):
-        return 0.01
+    def draft_seconds(self, requests, slots, length):
+        return 0.01 + 0.001 * slots
 
 
 class HalfSure:
@@ -51,42 +53,57 @@ class HalfSure:
         return {"sampled": [0.25, None, None]}
 
 
-def speculation(**changes):
-    return SimpleNamespace(
-        config=DSparkConfig(),
-        calibration=HalfSure(),
-        cost=Cost(),
-        policy_name="causal",
-        windows=SimpleNamespace(drafting="depth"),
-        **changes,
-    )
+class Server:
+    """What learns from steps, over planted numbers: the product's own `Speculation.learn` with a meter."""
+
+    drafter = SimpleNamespace(graph=None)
+    policy_name = "causal"
+    learn, learn_time, _predicted = Speculation.learn, Speculation.learn_time, Speculation._predicted
+
+    def __init__(self) -> None:
+        self.config, self.cost, self.calibration = DSparkConfig(), Cost(), HalfSure()
+        planner = SimpleNamespace(shape=DraftShape("depth", 3), publish=lambda *_: None)
+        self.policy = Policy(planner, self.calibration, None, on_cpu=True)
 
 
 def one_step(
     meter: Meter,
     windows: list[int],
     lengths: list[int],
-    owner,
+    owner: Server,
     *,
     drafts: int = 3,
     rows: int | None = None,
+    whole: bool = False,
     confident: bool = True,
-) -> None:
+) -> Record:
     """A step of `windows` and committed `lengths`, of blocks of `drafts`, whose forward ran `rows` rows."""
-    step = SimpleNamespace(size=len(windows), context=10 * len(windows), greedy=np.zeros(len(windows), bool))
-    ragged = SimpleNamespace(windows=torch.tensor(windows), block_size=drafts, rows=rows or sum(windows) + len(windows))
-    committed = SimpleNamespace(lengths=torch.tensor(lengths), acceptance=torch.full((len(windows), drafts), torch.nan))
-    drafted = SimpleNamespace(logits=np.zeros((len(windows), drafts)) if confident else None)
-    meter.begin()
-    meter.planned(SimpleNamespace(tokens=sum(windows), step_seconds=0.0, draft_length=drafts))
+    requests, shape = len(windows), (len(windows), drafts)
+    times = StepTimes(HostClock())
     for part in ("backbone", "draft", "verify"):
-        meter.mark(part)
-    meter.end(step, drafted if drafts else None, ragged, ragged, committed, owner)
+        with times.part(part):
+            pass
+    times.end()
+    bounds = np.zeros(requests, np.int64), np.full(requests, drafts)
+    plan = Plan(sum(windows), 0.0, 0.0, drafts, *bounds)
+    rows = rows or sum(windows) + requests
+    greedy, ids = np.zeros(requests, bool), tuple(range(requests))
+    record = Record(1, ids, greedy, 10 * requests, plan, owner.policy, drafts, rows, whole, times)
+    confidence = np.zeros(shape) if confident else None
+    report = Report(record, np.array(lengths), np.array(windows), confidence, np.full(shape, np.nan))
+    owner.learn(report, meter)
+    return record
+
+
+def timed(meter: Meter, owner: Server, record: Record) -> None:
+    """Another step follows at once."""
+    record.times.follow(StepTimes(HostClock()))
+    owner.learn_time(record, meter)
 
 
 def test_a_draft_outside_its_window_or_behind_a_refused_one_is_no_try():
     meter = Meter(3)
-    one_step(meter, [3, 1, 0], [2, 2, 1], speculation())
+    one_step(meter, [3, 1, 0], [2, 2, 1], Server())
     totals = meter.totals
     # request 0: draft 1 accepted, draft 2 refused, draft 3 never judged; request 1: its one draft accepted; request 2: none
     assert totals.verified_at.tolist() == [2, 1, 0]
@@ -97,24 +114,18 @@ def test_a_draft_outside_its_window_or_behind_a_refused_one_is_no_try():
 
 def test_padding_is_rows_that_no_request_owns():
     meter = Meter(3)
-    one_step(meter, [2, 1], [1, 1], speculation(), rows=8)
+    one_step(meter, [2, 1], [1, 1], Server(), rows=8)
     assert (meter.totals.rows, meter.totals.padding) == (8, 3)
 
 
 def test_whole_blocks_are_counted_as_rows_where_they_are_verified_but_judged_by_windows():
-    meter, owner = Meter(3), speculation()
-    judged = SimpleNamespace(windows=torch.tensor([1, 0]), block_size=3, rows=3)
-    verified = SimpleNamespace(windows=torch.tensor([3, 3]), block_size=3, rows=9)  # 2 anchors, 6 drafts, 1 of padding
-    step = SimpleNamespace(size=2, context=20, greedy=np.zeros(2, bool))
-    committed = SimpleNamespace(lengths=torch.tensor([2, 1]), acceptance=torch.full((2, 3), torch.nan))
-    meter.begin()
-    meter.planned(SimpleNamespace(tokens=1, draft_length=3))
-    meter.end(step, SimpleNamespace(logits=None), judged, verified, committed, owner)
+    meter = Meter(3)
+    one_step(meter, [1, 0], [2, 1], Server(), rows=9, whole=True, confident=False)  # 2 anchors, 6 drafts, 1 of padding
     assert (meter.totals.rows, meter.totals.padding, meter.totals.verified) == (9, 1, 1)
 
 
 def test_confidence_is_compared_where_it_was_computed_and_only_there():
-    meter, owner = Meter(3), speculation()
+    meter, owner = Meter(3), Server()
     one_step(meter, [3, 1], [2, 2], owner)
     one_step(meter, [3, 3], [4, 4], owner, confident=False)
     totals = meter.totals
@@ -125,14 +136,13 @@ def test_confidence_is_compared_where_it_was_computed_and_only_there():
 
 
 def test_predicted_and_real_seconds_are_of_the_same_steps():
-    meter, owner = Meter(3), speculation()
-    one_step(meter, [2, 2], [1, 1], owner)  # 6 rows, 6 slots of depth 3
-    observation = meter.finish(time.perf_counter())
+    meter, owner = Meter(3), Server()
+    record = one_step(meter, [2, 2], [1, 1], owner)  # 6 rows, 6 slots of depth 3
+    timed(meter, owner, record)
     assert meter.totals.predicted == pytest.approx(0.006 + 0.006 + 0.010)
-    assert meter.totals.seconds["step"] == observation["seconds"] and meter.totals.timed == 1
-    one_step(meter, [2, 2], [1, 1], owner)
-    meter.interrupted()  # a prefill: nobody knows how long that step took
-    assert meter.finish(time.perf_counter()) is None
+    assert meter.totals.seconds["step"] == record.times.seconds and meter.totals.timed == 1
+    record = one_step(meter, [2, 2], [1, 1], owner)
+    owner.learn_time(record, meter)  # a prefill came between: nobody knows how long that step took
     assert meter.totals.timed == 1 and meter.totals.predicted == pytest.approx(0.022)
 
 
@@ -189,10 +199,9 @@ def scraped(registry, name: str) -> dict[tuple, float]:
 def test_metrics_carry_the_totals_once_however_often_they_are_copied():
     from prometheus_client import CollectorRegistry
 
-    registry, meter, owner = CollectorRegistry(), Meter(3), speculation()
+    registry, meter, owner = CollectorRegistry(), Meter(3), Server()
     telemetry = Telemetry(meter, owner, {"model_name": "m", "dp_rank": "0"}, registry)
-    one_step(meter, [3, 1, 0], [2, 2, 1], owner)
-    meter.finish(time.perf_counter())
+    timed(meter, owner, one_step(meter, [3, 1, 0], [2, 2, 1], owner))
     telemetry.flush()
     telemetry.flush()
     assert scraped(registry, "dspark_tokens_committed_total") == {(): 5}
@@ -208,7 +217,7 @@ def test_metrics_carry_the_totals_once_however_often_they_are_copied():
 def test_the_settings_in_force_are_the_only_ones_that_read_1():
     from prometheus_client import CollectorRegistry
 
-    registry, meter, owner = CollectorRegistry(), Meter(3), speculation()
+    registry, meter, owner = CollectorRegistry(), Meter(3), Server()
     telemetry = Telemetry(meter, owner, {"model_name": "m", "dp_rank": "0"}, registry)
     telemetry.flush()
     owner.config = DSparkConfig(verify_mode="static")

@@ -17,7 +17,7 @@ from sglang_dspark.commands.preflight import plan_start
 from sglang_dspark.engine.algorithm import DSparkLoadAware
 from sglang_dspark.repairs.finish import _one_by_one
 from sglang_dspark.repairs.seeding import Choices
-from sglang_dspark.repairs.unread_keys import dropped, known_keys
+from sglang_dspark.repairs.unread_keys import known_keys, reason_to_refuse
 from sglang_dspark.settings.config import ConfigError
 from sglang_dspark.step.adjust import _waits_for_output
 
@@ -89,18 +89,18 @@ def test_the_first_end_of_a_run_is_the_end_and_the_grammar_speaks_about_the_last
     ],
 )
 def test_a_key_that_its_route_does_not_read_is_named_with_its_place(body, known, inner, words):
-    assert re.search(words, dropped(body, known, inner))
+    assert re.search(words, reason_to_refuse(body, known, inner))
 
 
 @pytest.mark.parametrize("body", [{"colour": 1}, {"seed": None}, {"temperature": 1}, {}, [1], "text"])
 def test_other_keys_and_nulls_are_left_alone(body):
-    assert dropped(body, {"temperature"}) is None
+    assert reason_to_refuse(body, {"temperature"}) is None
 
 
 def test_a_route_that_draws_no_tokens_has_nothing_to_drop():
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, EmbeddingRequest
 
-    assert dropped({"temperature": 1}, known_keys(EmbeddingRequest)) is None
+    assert reason_to_refuse({"temperature": 1}, known_keys(EmbeddingRequest)) is None
     assert "dspark" not in known_keys(ChatCompletionRequest)
 
 

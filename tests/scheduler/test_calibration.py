@@ -179,14 +179,10 @@ def test_online_state_is_the_same_whatever_order_the_batches_of_a_step_arrive_in
     assert states[0] == states[1] == states[2]
 
 
-def test_online_forgets_and_tells_that_something_changed():
+def test_online_forgets_what_was_before_the_text_changed():
     calibrator = OnlineCalibrator(4, memory=300)
     feed(calibrator, *blocks(6, 12000))
-    quiet = np.abs(calibrator.drift()).max()
-    changed = blocks(7, 12000, temperatures=PLANTED * 2.5)
-    feed(calibrator, *(x[:1200] for x in changed))
-    assert quiet < 4 < np.abs(calibrator.drift()).max()
-    feed(calibrator, *(x[1200:] for x in changed))
+    feed(calibrator, *blocks(7, 12000, temperatures=PLANTED * 2.5))
     np.testing.assert_allclose(calibrator.temperatures[:2], PLANTED[:2] * 2.5, rtol=0.2)
 
 
@@ -206,7 +202,6 @@ def test_online_scores_are_those_of_the_confidence_in_use():
     for k in range(4):
         c, y = confidence[mask[:, k], k], outcome[mask[:, k], k]
         assert calibrator.ece()[k] == pytest.approx(expected_calibration_error(c, y), abs=1e-4)
-        assert calibrator.brier()[k] == pytest.approx(np.mean((c - y) ** 2), abs=1e-4)
     table = calibrator.reliability()
     assert table.shape == (4, 20, 3) and table[:, :, 0].sum(axis=1) == pytest.approx(mask.sum(axis=0), rel=1e-4)
 

@@ -29,7 +29,7 @@ def test_every_row_is_the_requests_own_last_one_that_is_old_enough(schedule, lag
         ids = [(slot, step // 7) for slot in sorted(slots)]  # every seventh step the slots change hands
         evidence = relay.read(step, ids, gamma=2)
         assert evidence.now - evidence.step >= lag and evidence.now == step
-        for got, request in zip(evidence.values, ids):
+        for got, request in zip(evidence.values[0], ids):
             old = [s for s in published if step - 6 <= s <= step - lag and (s, request) in remembered]
             assert got.tolist() == remembered[old[-1], request] if old else np.isnan(got).all()
         if ids and not silent:
@@ -43,22 +43,22 @@ def test_every_row_is_the_requests_own_last_one_that_is_old_enough(schedule, lag
 def test_a_reused_slot_has_no_history():
     relay = SurvivalRelay()
     relay.publish(0, [(7, 1)], np.array([[0.9, 0.8]]))
-    assert relay.read(2, [(7, 2)]).missing.tolist() == [True]
-    assert relay.read(2, [(7, 1)]).values.tolist() == [[0.9, 0.8]]
+    assert relay.read(2, [(7, 2)]).missing.tolist() == [[True]]
+    assert relay.read(2, [(7, 1)]).values[0].tolist() == [[0.9, 0.8]]
 
 
 def test_what_is_read_follows_the_order_of_the_present_batch():
     relay = SurvivalRelay()
     relay.publish(0, ["a", "b"], np.array([[0.9], [0.8]]))
-    assert relay.read(2, ["b", "c", "a"]).values[[0, 2]].tolist() == [[0.8], [0.9]]
-    assert relay.read(2, ["a", "b"]).values.tolist() == [[0.9], [0.8]]
+    assert relay.read(2, ["b", "c", "a"]).values[0, [0, 2]].tolist() == [[0.8], [0.9]]
+    assert relay.read(2, ["a", "b"]).values[0].tolist() == [[0.9], [0.8]]
 
 
 def test_younger_than_two_steps_is_impossible():
     with pytest.raises(ValueError, match="at least 2"):
         SurvivalRelay(lag=1)
     with pytest.raises(ValueError, match="too young"):
-        LaggedSurvival(np.array([[0.5]]), step=3, now=4)
+        LaggedSurvival(np.array([[[0.5]]]), step=3, now=4)
     relay = SurvivalRelay()
     relay.publish(5, [0], np.array([[0.5]]))
     assert relay.read(6, [0]).missing.all()

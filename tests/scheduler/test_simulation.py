@@ -56,7 +56,7 @@ def test_a_threshold_trades_length_for_work_as_in_the_papers_figure_5():
 
 
 FLAT = Machine(
-    "flat", AdditiveCostModel(0.01, ([1], [0.0]), ([1, 2], [0.0, 0.001]), draft=([1], [0.002])), "block", "block"
+    "flat", AdditiveCostModel(0.01, ([1], [0.0]), ([1, 2], [0.0, 0.001]), head=([1], [0.002])), "block", "block"
 )
 
 
@@ -113,7 +113,7 @@ def test_a_wrong_prior_is_repaired_by_the_steps_themselves():
     """The planner believes that rows are nearly free; on this machine they are not."""
     truth = cpu()
     rows = truth.cost.theta[0]
-    wrong = AdditiveCostModel(0.034, ([1], [0.0]), (rows, np.linspace(0, 0.002, len(rows))), draft=truth.cost.draft)
+    wrong = AdditiveCostModel(0.034, ([1], [0.0]), (rows, np.linspace(0, 0.002, len(rows))), head=truth.cost.head)
     acceptance = Acceptance(("demo",), auc=0.73, context_auc=0.7)
     arguments = {"steps": 300, "warmup": 200, "noise": 0.1}
     speed = {
@@ -133,7 +133,7 @@ def test_a_prior_measured_beside_a_busy_neighbour_is_left_behind(load):
     truth = cpu()
     rows, seconds = truth.cost.theta
     delayed = AdditiveCostModel(
-        0.0, ([1], [0.0]), (rows, np.where(rows > load, seconds + 0.04, seconds)), draft=truth.cost.draft
+        0.0, ([1], [0.0]), (rows, np.where(rows > load, seconds + 0.04, seconds)), head=truth.cost.head
     )
     acceptance = Acceptance(("demo",), auc=0.73, context_auc=0.7)
     speed, skipped = {}, {}
@@ -154,10 +154,7 @@ def test_a_false_step_beside_the_plan_is_found_by_looking_there(load):
     truth = cpu()
     rows, seconds = truth.cost.theta
     false = AdditiveCostModel(
-        0.0,
-        ([1], [0.0]),
-        (rows, np.where(np.asarray(rows) >= 2 * load, seconds + 0.1, seconds)),
-        draft=truth.cost.draft,
+        0.0, ([1], [0.0]), (rows, np.where(np.asarray(rows) >= 2 * load, seconds + 0.1, seconds)), head=truth.cost.head
     )
     acceptance = Acceptance(("demo",), auc=0.73, context_auc=0.7)
     runs = {

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_scheduler import AdditiveCostModel, LaggedSurvival, allocate_windows, policies, survival
+from dspark_scheduler import (
+    POLICIES,
+    AdditiveCostModel,
+    DraftShape,
+    LaggedSurvival,
+    Terms,
+    allocate_windows,
+    plan_budget,
+    survival,
+)
 from dspark_scheduler.baselines import early_stop_windows, floor_lookup_budget, threshold_windows
 
 CONFIDENCE = st.sampled_from([0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
@@ -110,15 +119,17 @@ def test_a_token_and_all_later_confidences_cannot_move_their_own_admission(confi
     changed = confidence.copy()
     tail = data.draw(st.lists(CONFIDENCE, min_size=gamma - k - 1, max_size=gamma - k - 1))
     changed[r, k + 1 :] = tail
-    evidence = LaggedSurvival(np.full((requests, gamma), np.nan), 0, 2)
+    evidence = LaggedSurvival(np.full((1, requests, gamma), np.nan), 0, 2)
     mean = np.cumprod(np.full(gamma, data.draw(CONFIDENCE)))
     cost = AdditiveCostModel(COST.t0, COST.alpha, COST.theta, data.draw(st.sampled_from([(), COST.tiers])))
 
     def windows(c):
         s = survival(c)
+        terms = Terms.of(cost, DraftShape("block", gamma), requests)
+        plans = {name: POLICIES[name].plan(evidence, terms, mean) for name in ("causal", "lagged")}
         return {
-            "causal": policies.causal(evidence, s, cost, missing=mean).windows,
-            "lagged": policies.lagged(evidence, cost, missing=mean).windows,
+            "causal": POLICIES["causal"].windows(plans["causal"], None if plans["causal"].skip_draft else s),
+            "lagged": POLICIES["lagged"].windows(plans["lagged"]),
             "early stop": early_stop_windows(s, cost),
             "threshold": threshold_windows(c, 0.6),
         }
@@ -133,7 +144,8 @@ def test_the_test_above_sees_a_retrospective_search():
 
     def window(c2):
         s = survival(np.array([[0.8, c2]]))
-        return allocate_windows(s, policies.plan_budget(LaggedSurvival(s, 0, 2), cost).tokens)[0]
+        terms = Terms.of(cost, DraftShape("block", 2), 1)
+        return allocate_windows(s, plan_budget(LaggedSurvival(s[None], 0, 2), terms, s[0]).tokens)[0]
 
     assert window(0.9) > 0 and window(0.0) == 0  # forged evidence: admission of position 0 moved with c2
 

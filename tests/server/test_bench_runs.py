@@ -17,7 +17,7 @@ from sglang_dspark import cli
 from sglang_dspark.bench import traffic
 from sglang_dspark.bench.arms import parse_arm
 from sglang_dspark.bench.bracket import execute, plan_to_dict
-from sglang_dspark.bench.server import Server, ServerError, offline, run_load
+from sglang_dspark.bench.server import Server, ServerError, run_load, without_hub
 from tests.bench.test_bench import plan
 
 
@@ -47,7 +47,7 @@ def asked(monkeypatch) -> list[str]:
 
 def test_a_run_asks_no_hub_for_the_tokenizer_by_the_served_name(dspark, tmp_path, monkeypatch, asked):
     traffic.save_rows([{"messages": [{"role": "user", "content": "hello"}]}], tmp_path / "chat.jsonl", 8)
-    monkeypatch.setattr("sglang_dspark.bench.server.offline", contextlib.nullcontext)  # the paths alone must do
+    monkeypatch.setattr("sglang_dspark.bench.server.without_hub", contextlib.nullcontext)  # the paths alone must do
     server = Server(dspark.url)
     assert server.tokenizer_path().is_dir()
     monkeypatch.setattr(Server, "model_name", lambda self: "nobody/served-under-this-name")
@@ -65,7 +65,7 @@ def test_a_tokenizer_that_is_not_here_is_refused_with_the_flag_and_without_a_net
 def test_what_the_generator_would_fetch_on_its_own_is_not_fetched(asked):
     from transformers import AutoTokenizer
 
-    with offline(), pytest.raises(OSError):
+    with without_hub(), pytest.raises(OSError):
         AutoTokenizer.from_pretrained("nobody/no-such-tokenizer")
     assert asked == []
 

@@ -27,13 +27,11 @@ def model_flags(pair):
 
 
 def test_a_profile_is_a_cost_file_of_this_server(pair, tmp_path):
-    from dspark_scheduler.fingerprint import load_measurement
-    from sglang_dspark.learning.step_cost import ServerCost
-    from sglang_dspark.step.speculation import COST_KIND
+    from dspark_scheduler import AdditiveCostModel
 
     out = tmp_path / "cost.json"
     assert "draft" in run("profile", "--out", str(out), *model_flags(pair))
-    cost = ServerCost.from_dict(load_measurement(out, COST_KIND, None), learn=False)
+    cost = AdditiveCostModel.load(out, None)
     assert 0 < cost.step_seconds(1, 1) <= cost.step_seconds(8, 40) < 5
     assert json.loads(out.read_text())["fingerprint"]["gamma"] == 4
 

@@ -7,48 +7,45 @@ that keeps the server from starting.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dspark_scheduler import Fingerprint, FingerprintMismatch
+from dspark_scheduler import AdditiveCostModel, Fingerprint, FingerprintMismatch, OnlineCostModel
 from sglang_dspark.learning.confidence import Calibration
-from sglang_dspark.learning.step_cost import ServerCost
 from sglang_dspark.settings.config import ConfigError, DSparkConfig
 from sglang_dspark.step import speculation as runtime
 from sglang_dspark.step.measure import lower_envelope
-from sglang_dspark.step.speculation import COST_KIND, Speculation, checkpoint_digest
+from sglang_dspark.step.speculation import Speculation, checkpoint_digest
 
 GAMMA = 4
 PRINT = Fingerprint("target", "draft", GAMMA, "cpu", "float32", 1, "sglang 0.5.23")
-BODY = {
-    "model": {
-        "t0": 0.03,
-        "alpha": [[1, 8], [0, 0.01]],
-        "theta": [[1, 40], [0, 0.05]],
-        "tiers": [],
-        "context": 0.0,
-        "draft": [[1, 32], [0.001, 0.004]],
-    },
-    "block": [[4, 32], [0.002, 0.004]],
-    "gamma": GAMMA,
-    "short": True,
-}
+COST = AdditiveCostModel(
+    t0=0.03,
+    alpha=([1, 8], [0, 0.01]),
+    theta=([1, 40], [0, 0.05]),
+    head=([1, 32], [0.001, 0.004]),
+    block=([4, 32], [0.002, 0.004]),
+)
 
 
 @pytest.fixture()
 def measured(monkeypatch, tmp_path):
     """Counts measurements; state is kept under tmp_path."""
     calls = []
-    monkeypatch.setattr(runtime, "measure", lambda *a, **k: calls.append(1) or BODY)
+    monkeypatch.setattr(runtime, "measure", lambda *a, **k: calls.append(1) or COST)
     monkeypatch.setattr(runtime, "state_folder", lambda fingerprint: tmp_path / fingerprint.target)
     return calls
 
 
 def speculation(tmp_path, fingerprint=PRINT, **settings):
     config = SimpleNamespace(block_size=GAMMA, enable_confidence_head=True, has_hidden_confidence=True)
-    drafter = SimpleNamespace(gamma=GAMMA, folder=tmp_path, config=config, runner=SimpleNamespace(device="cpu"))
+    ranks = SimpleNamespace(json=lambda value: value)
+    drafter = SimpleNamespace(
+        ranks=ranks, gamma=GAMMA, folder=tmp_path, config=config, head=None, short_blocks=True, on_cpu=True, graph=None
+    )
     made = Speculation(DSparkConfig(**settings), drafter, fingerprint, learning=True)
     made.measure(None, 8)
     return made
@@ -78,7 +75,7 @@ def test_a_full_disk_ends_no_server_and_is_told(measured, tmp_path, caplog):
     assert started.not_saved is None
 
 
-@pytest.mark.parametrize("damage", ["not json", '{"kind": "server-cost"}', None])
+@pytest.mark.parametrize("damage", ["not json", '{"kind": "cost"}', None])
 def test_a_damaged_cache_costs_a_measurement_and_not_the_start(measured, tmp_path, damage):
     speculation(tmp_path)
     path = tmp_path / "target" / "cost.json"
@@ -91,10 +88,8 @@ def test_a_damaged_cache_costs_a_measurement_and_not_the_start(measured, tmp_pat
 
 
 def test_a_cost_file_of_another_server_is_refused_and_names_what_differs(measured, tmp_path):
-    from dspark_scheduler.fingerprint import save_measurement
-
     path = tmp_path / "other.json"
-    save_measurement(path, COST_KIND, Fingerprint("target", "draft", 7, "cpu", "bfloat16", 1, "sglang 0.5.23"), BODY)
+    COST.save(path, Fingerprint("target", "draft", 7, "cpu", "bfloat16", 1, "sglang 0.5.23"))
     with pytest.raises(FingerprintMismatch, match="gamma 7 instead of 4, dtype 'bfloat16' instead of 'float32'"):
         speculation(tmp_path, cost_model=str(path))
 
@@ -155,20 +150,12 @@ def test_a_delayed_probe_costs_no_more_than_a_larger_one_that_was_not():
 
 def test_a_backbone_measured_beside_a_busy_neighbour_is_mended_by_one_probe_and_not_spoiled_by_one_stall():
     """Catches a slow average: while plain decoding seems better only rare probes draft, and they took an hour to mend it."""
-    cost = ServerCost.from_dict({**BODY, "block": [[4, 32], [0.08, 0.16]]}, learn=True)
+    cost = OnlineCostModel(replace(COST, block=([4, 32], [0.08, 0.16])))
 
-    def drafted(backbone_seconds: float) -> float:
-        cost.observe(
-            requests=8,
-            rows=16,
-            context=900,
-            seconds=0.05 + backbone_seconds,
-            slots=16,
-            length=2,
-            backbone_seconds=backbone_seconds,
-            head_seconds=0.002,
-        )
-        return cost.backbone_seconds(8, 2)
+    def drafted(block_seconds: float) -> float:
+        seconds = 0.05 + block_seconds
+        cost.observe(8, 16, 900, seconds, slots=16, length=2, block_seconds=block_seconds, head_seconds=0.002)
+        return cost.block_seconds(8, 2)
 
     assert drafted(0.004) == pytest.approx(0.004)
     assert drafted(0.4) < 0.0042 and drafted(0.004) < 0.0042

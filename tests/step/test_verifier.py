@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.environ import envs
 
 from dspark_kernels.ragged import RaggedBatch
+from dspark_scheduler import Plan
 from sglang_dspark.settings.config import ConfigError
 from sglang_dspark.step import verifier as module
 from sglang_dspark.step.verifier import Verifier
@@ -35,8 +37,9 @@ def accelerated(tiers: tuple[int, ...] | None) -> Verifier:
     return made
 
 
-def test_a_backend_that_does_not_read_windows_is_refused_at_start():
+def test_a_backend_that_does_not_read_windows_is_refused_at_start(monkeypatch):
     """In every mode: a request's last block is shorter than a whole one."""
+    monkeypatch.setattr(module, "capability", lambda: (9, 0))
     with pytest.raises(ConfigError, match="--attention-backend fa3.*--verify-mode off"):
         verifier("cuda", reads_layout=False).check_backend()
 
@@ -54,47 +57,65 @@ def switch():
 
 
 @pytest.mark.parametrize(
-    ("device", "reads", "barred", "mode"),
+    ("device", "reads", "unpadded", "mode"),
     [
-        ("cuda", True, None, "compact"),
-        ("cuda", False, None, "static"),
-        ("cpu", True, None, "static"),
-        ("cuda", True, "enable_lora", "static"),
-        ("cuda", True, "enable_two_batch_overlap", "static"),
-        ("cuda", True, "disable_cuda_graph_padding", "static"),
+        ("cuda", True, False, "compact"),
+        ("cuda", False, False, "static"),
+        ("cpu", True, False, "static"),
+        ("cuda", True, True, "static"),
     ],
 )
-def test_graphs_are_captured_by_rows_where_the_attention_reads_windows_and_the_engine_can(
-    switch, device, reads, barred, mode
+def test_graphs_are_captured_by_rows_where_the_attention_reads_windows_and_graphs_may_be_padded(
+    switch, device, reads, unpadded, mode
 ):
-    """The engine raises for the barred combinations; without the switch its ragged rows never meet a graph."""
-    names = ("enable_lora", "enable_two_batch_overlap", "disable_cuda_graph_padding")
-    verifier(device, reads).capture_by_rows(SimpleNamespace(**{name: name == barred for name in names}))
+    """The engine raises for graphs without padding; without the switch its ragged rows never meet a graph."""
+    verifier(device, reads).capture_by_rows(SimpleNamespace(disable_cuda_graph_padding=unpadded))
     assert switch.get() == mode
 
 
+def test_a_backend_without_token_tiers_says_at_start_what_to_use(switch, caplog):
+    """Also where the operator had set the engine's own switch: its capture would raise in the engine's words."""
+    switch.set("compact")
+    verifier("cuda", reads_layout=False).capture_by_rows(SimpleNamespace(disable_cuda_graph_padding=False))
+    assert switch.get() == "static" and "dspark_triton" in caplog.text
+
+
+@pytest.mark.parametrize(("tiers", "rows", "width"), [((5, 10), [1, 3], 5), (None, [5, 5], 5), (None, [1, 3], 6)])
+def test_ragged_rows_never_meet_a_graph_of_whole_blocks(tiers, rows, width):
+    """The engine takes a graph by requests for any batch whose width is the captured one; the rows do not fit then."""
+    assert accelerated(tiers)._width_of(rows) == width
+
+
 @pytest.mark.parametrize(
-    ("tiers", "rows", "padded"),
+    ("tiers", "windows", "padded"),
     [
-        ((5, 10, 20), [1, 3, 2], 10),  # the tier above
-        ((5, 10, 20), [5, 5], 10),  # whole blocks too: with graphs by rows, a batch without a layout meets none
-        ((5, 10, 20), [1] * 5 + [2], 7),  # six requests, and no graph has slots for more than four: eager
-        ((5, 10), [5, 5, 1], 11),  # beyond the last tier: eager
-        (None, [1, 3, 2], 6),  # no graphs of ragged rows: eager, unpadded
-        (None, [5, 5], None),  # whole blocks: the engine's graphs by requests
+        ((5, 10, 20), [0, 2, 1], 10),  # the tier above
+        ((5, 10, 20), [4, 4], 10),  # whole blocks too: with graphs by rows, a batch without a layout meets none
+        ((5, 10, 20), [0] * 5 + [1], 7),  # six requests, and no graph has slots for more than four: eager
+        ((5, 10), [4, 4, 0], 11),  # beyond the last tier: eager
+        (None, [0, 2, 1], 6),  # no graphs of ragged rows: eager, unpadded
     ],
 )
-def test_rows_are_padded_to_the_tier_that_holds_them(tiers, rows, padded):
-    layout = accelerated(tiers).layout(rows)
-    assert (None if layout is None else layout.graph_num_tokens) == padded
-    assert layout is None or layout.verify_lens.tolist() == rows
+def test_rows_are_padded_to_the_tier_that_holds_them(tiers, windows, padded):
+    """The bound is the plan's, which the host knows without asking the device."""
+    high = np.full(len(windows), GAMMA)
+    plan = Plan(sum(windows), 0.0, 0.0, GAMMA, np.zeros_like(high), high)
+    assert accelerated(tiers).tier(plan) == padded
+
+
+def test_whole_blocks_meet_the_engines_graphs_by_requests_where_there_are_no_others():
+    ragged = SimpleNamespace(windows=torch.tensor([4, 4]), rows=10)
+    assert accelerated(None).layout(ragged, [], whole=True) is None
+    assert accelerated(None).layout(ragged, [], whole=False).verify_lens.tolist() == [5, 5]
 
 
 def test_on_a_cpu_nobody_reads_the_layout():
-    assert verifier("cpu", True).layout([1, 3]) is None
+    ragged = SimpleNamespace(windows=torch.tensor([0, 2]), rows=4)
+    assert verifier("cpu", True).layout(ragged, [], whole=False) is None
+    assert verifier("cpu", True).tier(Plan(2, 0.0, 0.0, GAMMA, np.zeros(2, int), np.full(2, GAMMA))) is None
 
 
-def test_padding_rows_write_to_nobodys_slot_and_their_logits_are_cut_off(monkeypatch):
+def test_padding_rows_write_to_nobodys_slot_and_their_logits_reach_nobody(monkeypatch):
     """Windows 0 and 2 of 4, 4 rows in a tier of 10: a pad row that named a live column would overwrite its KV."""
     seen = {}
 
@@ -103,7 +124,7 @@ def test_padding_rows_write_to_nobodys_slot_and_their_logits_are_cut_off(monkeyp
         return SimpleNamespace()
 
     def forward(batch, forward_batch, is_verify):
-        rows = torch.arange(10.0)
+        rows = torch.arange(16.0)  # a graph's own buffers may be longer
         output = SimpleNamespace(next_token_logits=rows[:, None].clone(), hidden_states=rows[:, None].clone())
         return SimpleNamespace(logits_output=output, can_run_cuda_graph=True)
 
@@ -112,10 +133,12 @@ def test_padding_rows_write_to_nobodys_slot_and_their_logits_are_cut_off(monkeyp
     made.worker.forward_batch_generation = forward
     anchors, tokens = torch.tensor([7, 8]), torch.arange(8).view(2, GAMMA) + 20
     lens, slots = torch.tensor([30, 40]), torch.arange(10).view(2, GAMMA + 1) + 100
-    ragged = RaggedBatch.pack(anchors, tokens, torch.tensor([0, 2]), lens, slots)
-    target = made.forward(SimpleNamespace(), SimpleNamespace(plan=None, prefix_lens_host=lens), ragged)
+    ragged = RaggedBatch.pack(anchors, tokens, torch.tensor([0, 2]), lens, slots, tier=10)
+    step = SimpleNamespace(plan=None, prefix_lens_host=lens)
+    target = made.forward(SimpleNamespace(), step, ragged, whole=False)
     assert seen["ids"].tolist() == [7, 8, 24, 25] + [0] * 6
     assert seen["slots"].tolist() == [100, 105, 106, 107] + [0] * 6
     assert seen["write_cols"].tolist() == [0, 5, 6, 7] + [-1] * 6
     assert seen["lens"].tolist() == [31, 43]
-    assert target.logits.flatten().tolist() == target.features.flatten().tolist() == [0, 1, 2, 3]
+    assert target.logits.flatten().tolist() == target.features.flatten().tolist() == list(range(10))
+    assert ragged.qo_indptr.tolist() == [0, 1, 4], "rows past the last request's belong to nobody"

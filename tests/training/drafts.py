@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_dspark.training.model import DSparkDraft
+from sglang_dspark.training.model import TrainableDraft
 
 SIZES = {
     "hidden_size": 32,
@@ -26,12 +26,12 @@ SIZES = {
 }
 
 
-def random_draft(seed: int = 0, architecture: str = "Qwen3DSparkModel", **changes) -> DSparkDraft:
+def random_draft(seed: int = 0, architecture: str = "Qwen3DSparkModel", **changes) -> TrainableDraft:
     """A float32 draft with every parameter random, norms included (a norm at 1 would hide a forgotten one)."""
     torch.manual_seed(seed)
     raw = {"architectures": [architecture], **SIZES, **changes}
     shape = raw["vocab_size"], raw["hidden_size"]
-    draft = DSparkDraft(raw, torch.randn(shape), torch.randn(shape))
+    draft = TrainableDraft(raw, torch.randn(shape), torch.randn(shape))
     config = draft.config
     with torch.no_grad():
         for parameter in draft.parameters():

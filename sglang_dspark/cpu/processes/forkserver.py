@@ -19,6 +19,8 @@ import signal
 import sys
 from multiprocessing import context, forkserver
 
+from sglang_dspark.contract.hooks import AFTER, BEFORE, Hook, register
+
 logger = logging.getLogger(__name__)
 START_METHOD = "dspark_forkserver"
 PRELOAD = "sglang_dspark.cpu.processes.preload"
@@ -64,7 +66,7 @@ class _Context(context.ForkServerContext):
     Process = _Process
 
 
-def install() -> None:
+def make_known() -> None:
     """Make our start method known to `multiprocessing` in this process; the children need it too."""
     context._concrete_contexts.setdefault(START_METHOD, _Context())
 
@@ -92,11 +94,8 @@ def use_for_sglang() -> None:
     """Register the hooks that make SGLang's engine start its processes this way (launching process only)."""
     if multiprocessing.parent_process() is not None or sys.platform != "linux":
         return
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    install()
-    HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _after_set_envs, HookType.AFTER)
-    HookRegistry.register("sglang.srt.utils.common.kill_process_tree", _spare_fork_server, HookType.BEFORE)
+    make_known()
+    register(HOOKS)
 
 
 def _after_set_envs(result, *args, **kwargs):
@@ -109,3 +108,14 @@ def _spare_fork_server(parent_pid, include_parent=True, skip_pid=None, **kwargs)
     if not include_parent and parent_pid in (None, os.getpid()) and skip_pid is None:
         skip_pid = forkserver._forkserver._forkserver_pid
     return (parent_pid, include_parent, skip_pid), kwargs
+
+
+HOOKS = (
+    Hook("sglang.srt.entrypoints.engine:_set_envs_and_config", AFTER, _after_set_envs, ("server_args",)),
+    Hook(
+        "sglang.srt.utils.common:kill_process_tree",
+        BEFORE,
+        _spare_fork_server,
+        ("parent_pid", "include_parent", "skip_pid", "wait_timeout"),
+    ),
+)

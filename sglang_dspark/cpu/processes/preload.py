@@ -36,5 +36,5 @@ def _become_fork_server() -> None:
 _become_fork_server()
 for module in MODULES:
     importlib.import_module(module)
-forkserver.install()
+forkserver.make_known()
 gc.freeze()  # the children's collections then leave the shared pages alone

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from sglang_dspark.cpu import ATTENTION_BACKEND
+from sglang_dspark.contract.hooks import register
+from sglang_dspark.cpu import ATTENTION_BACKEND, defaults
 from sglang_dspark.cpu.processes import forkserver
 
 
@@ -16,18 +17,10 @@ def prepare_process() -> None:
     from sglang.srt.arg_groups import choices
 
     forkserver.use_for_sglang()
-    _hook_checks()
+    register(defaults.HOOKS)
     for names in (choices.ATTENTION_BACKEND_CHOICES, choices.DRAFT_ATTENTION_BACKEND_CHOICES):
         if ATTENTION_BACKEND not in names:
             names.append(ATTENTION_BACKEND)
-
-
-def _hook_checks() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    from sglang_dspark.cpu.defaults import check_resolved
-
-    HookRegistry.register("sglang.srt.server_args.ServerArgs.check_server_args", check_resolved, HookType.BEFORE)
 
 
 def prepare_worker() -> None:

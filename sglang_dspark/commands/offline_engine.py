@@ -16,15 +16,13 @@ def measured_engine(argv: list[str], **settings) -> Iterator:
     Raises:
         typer.Exit: a flag, path or draft that serve would refuse, with its one line.
     """
-    from sglang_dspark.commands.preflight import PreflightError, plan_start
+    from sglang_dspark.commands.preflight import plan_start
     from sglang_dspark.commands.serve import fail
-    from sglang_dspark.demo.target import DemoTargetError
-    from sglang_dspark.models.draft_config import DraftCheckpointError
-    from sglang_dspark.settings.config import ConfigError
+    from sglang_dspark.errors import UserError
 
     try:
         plan = plan_start(argv)
-    except (PreflightError, ConfigError, DraftCheckpointError, DemoTargetError) as error:
+    except UserError as error:
         fail(str(error))
     from sglang import Engine
     from sglang.srt.plugins import load_plugins

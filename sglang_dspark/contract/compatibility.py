@@ -1,8 +1,8 @@
-"""Every name of SGLang that we touch, and what we expect of it: one table, checked before a server starts.
+"""Whether the installed SGLang is as we expect it: every name of it that we touch, checked before a server starts.
 
 SGLang promises no stable interface to plugins, so a changed signature would surface as a crash in the middle of a
 request, or not at all. Each row is compared with the installed SGLang by `inspect.signature`; one mismatch refuses the
-start with the version, the list and the fix. Authors add a row when they use a new name.
+start with the version, the list and the fix. The rows are those of `compatibility_table` and one of every hook.
 """
 
 from __future__ import annotations
@@ -13,58 +13,23 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+
+from sglang_dspark.contract.names import SglangName
 
 EXPECTED_VERSION = "0.5.23"
 
-Kind = Literal["call", "wrap", "attribute", "field"]
 
-
-@dataclass(frozen=True)
-class SglangName:
-    """One name of SGLang.
+def check(rows: Iterable[SglangName], *, importing: bool = True) -> list[str]:
+    """Compare rows with the installed SGLang.
 
     Args:
-        path: `module:attribute.attribute`.
-        kind: `call` we call it (or make an instance) with these parameters, so each must exist and no other may be
-            required; `wrap` we hook or override it, so the parameters are exactly these, in this order; `attribute`
-            it exists; `field` instances have it (a struct or dataclass field, or assigned in one of the methods).
-        used_by: our file that would break.
-        parameters: names without `self` or `cls`; unused for `attribute` and `field`.
-    """
-
-    path: str
-    kind: Kind
-    used_by: str
-    parameters: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.path.count(":") != 1 or not self.path.startswith("sglang."):
-            raise ValueError(f"{self.path}: write sglang.module:attribute")
-        if self.kind not in ("call", "wrap", "attribute", "field"):
-            raise ValueError(f"{self.path}: unknown kind {self.kind}")
-        if self.parameters and self.kind in ("attribute", "field"):
-            raise ValueError(f"{self.path}: a row of kind {self.kind} has no parameters")
-
-    @property
-    def module(self) -> str:
-        return self.path.partition(":")[0]
-
-
-def check(table: Iterable[SglangName] | None = None, *, importing: bool = True) -> list[str]:
-    """Compare the table with the installed SGLang.
-
-    Args:
-        table: rows to check; None is the whole table of `compat_table`.
+        rows: what is expected.
         importing: import modules that are not loaded yet; False checks only what is loaded, which costs no time.
 
     Returns: one sentence per mismatch; an empty list means compatible.
     """
-    if table is None:
-        from sglang_dspark.engine.compatibility_table import TABLE as table
-    rows = (row for row in table if importing or row.module in sys.modules)
-    return [f"{row.path}: {problem} (used by {row.used_by})" for row in rows if (problem := problem_of(row))]
+    checked = (row for row in rows if importing or row.module in sys.modules)
+    return [f"{row.path}: {problem} (used by {row.used_by})" for row in checked if (problem := problem_of(row))]
 
 
 def problem_of(row: SglangName) -> str | None:
@@ -89,10 +54,9 @@ def problem_of(row: SglangName) -> str | None:
 def _signature_problem(row: SglangName, owner: object, name: str) -> str | None:
     found = parameters_of(owner, name)
     names = tuple(p.name for p in found)
-    if row.kind == "wrap":
-        return (
-            None if names == row.parameters else f"expected ({', '.join(row.parameters)}), found ({', '.join(names)})"
-        )
+    if row.kind in ("hook", "override"):
+        expected = ", ".join(row.parameters)
+        return None if names == row.parameters else f"expected ({expected}), found ({', '.join(names)})"
     takes_any = any(p.kind is p.VAR_KEYWORD for p in found)
     if not takes_any and (missing := [p for p in row.parameters if p not in names]):
         return f"takes no {', '.join(missing)}; found ({', '.join(names)})"
@@ -144,14 +108,14 @@ class CompatibilityError(SystemExit):
     and would start without us; this one ends the process, with its message on stderr."""
 
 
-def require_compatible(*, importing: bool = False) -> None:
+def require_compatible(rows: Iterable[SglangName], *, importing: bool = False) -> None:
     """End the process where a row does not hold.
 
-    Our plugin calls it in every SGLang process for what is loaded by then, which costs no time; the worker calls it with
-    `importing` when a scheduler starts, when all that we use is loaded or about to be.
+    Our plugin calls it in every SGLang process for what is loaded by then, which costs no time, and with `importing` when
+    a scheduler asks for our worker, when all that we use is loaded or about to be.
 
     Raises:
         CompatibilityError: with the message of `explain`.
     """
-    if problems := check(importing=importing):
+    if problems := check(rows, importing=importing):
         raise CompatibilityError(explain(problems))

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_dspark.step.drafter import POSTPONED_STEPS, Drafter
+from sglang_dspark.step.context import POSTPONED_STEPS, DraftContext
+from sglang_dspark.step.drafter import Drafter
 
 SLOTS = 12
 SOME = st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=4, unique=True)
@@ -33,21 +34,29 @@ class Stored:
         self.slots[slots] = features[:, 0]
 
 
-def drafter(model: Stored) -> Drafter:
-    bare = Drafter.__new__(Drafter)
-    bare.model, bare.runner, bare._postponed = model, SimpleNamespace(token_to_kv_pool=None), []
-    return bare
+def context(model: Stored) -> DraftContext:
+    translator = SimpleNamespace()
+    return DraftContext(model, SimpleNamespace(device="cpu", token_to_kv_pool=None, kv_index_translator=translator))
+
+
+def plain_step(draft: DraftContext, rows: torch.Tensor, value: float) -> None:
+    """A step that verified the anchors alone, at these slots, with this feature."""
+    plan = SimpleNamespace(write_ids=lambda translator: rows)
+    step = SimpleNamespace(plan=plan, slots=rows[:, None], size=len(rows), prefix_lens=rows)
+    verified = SimpleNamespace(block_size=0)
+    target = SimpleNamespace(used_graph=False, features=torch.full((len(rows), 1), value))
+    draft.absorb(step, verified, target, torch.ones_like(rows))
 
 
 @settings(max_examples=200, deadline=None)
 @given(EVENTS)
 def test_whoever_reads_or_writes_the_slots_finds_what_was_postponed(events):
     model, held, waiting = Stored(), torch.zeros(SLOTS), set()
-    draft = drafter(model)
+    draft = context(model)
     for count, (event, slots) in enumerate(events, 1):
         if event == "draft":
-            with pytest.raises(AttributeError):  # nothing else of a drafter is here: it stops behind the writes
-                draft.run_block(None, None, 1)
+            with pytest.raises(AttributeError):  # a drafter of which nothing else is here: it stops behind the writes
+                Drafter.run(SimpleNamespace(context=draft), None, None, 1)
             waiting = set()
             assert torch.equal(model.slots, held)
             continue
@@ -56,10 +65,10 @@ def test_whoever_reads_or_writes_the_slots_finds_what_was_postponed(events):
             if waiting & set(slots):
                 draft.catch_up()  # as the worker does where slots may have changed hands
                 waiting = set()
-            draft.absorb_later(torch.full((len(rows), 1), float(count)), rows, rows)
+            plain_step(draft, rows, float(count))
             waiting |= set(slots)
         else:
-            draft.absorb(torch.full((len(rows), 1), float(count)), rows, rows)
+            draft.write(torch.full((len(rows), 1), float(count)), rows, rows)
             waiting = set()
         held[rows] = float(count)
     draft.catch_up()
@@ -67,8 +76,7 @@ def test_whoever_reads_or_writes_the_slots_finds_what_was_postponed(events):
 
 
 def test_what_waits_is_bounded():
-    draft = drafter(Stored(3 * POSTPONED_STEPS))
+    draft = context(Stored(3 * POSTPONED_STEPS))
     for step in range(3 * POSTPONED_STEPS):
-        rows = torch.tensor([step])
-        draft.absorb_later(torch.ones(1, 1), rows, rows)
+        plain_step(draft, torch.tensor([step]), 1.0)
         assert len(draft._postponed) < POSTPONED_STEPS
