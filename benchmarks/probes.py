@@ -69,7 +69,9 @@ def measure(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def speed(policy, machine: Machine, acceptance: Acceptance, load: int, options, prior: AdditiveCostModel | None) -> float:
+def speed(
+    policy, machine: Machine, acceptance: Acceptance, load: int, options, prior: AdditiveCostModel | None
+) -> float:
     """Tokens per second, mean over seeds; `prior` None: the cost is known."""
     runs = [
         simulate(
@@ -126,7 +128,12 @@ def main() -> None:
     if options.measure is not None:
         options.measure.write_text(json.dumps(rows))
         return
-    write(rows, None if options.control is None else json.loads(options.control.read_text()), time.perf_counter() - start, options)
+    write(
+        rows,
+        None if options.control is None else json.loads(options.control.read_text()),
+        time.perf_counter() - start,
+        options,
+    )
 
 
 if __name__ == "__main__":

@@ -238,9 +238,7 @@ def test_online_mends_a_block_measured_beside_a_busy_neighbour_by_one_probe_and_
     model = OnlineCostModel(replace(cpu(), block=([4, 32], [0.08, 0.16])))
 
     def drafted(block: float) -> float:
-        model.observe(
-            8, 16, 900, 0.05 + block, slots=16, length=2, block_seconds=block, head_seconds=0.002
-        )
+        model.observe(8, 16, 900, 0.05 + block, slots=16, length=2, block_seconds=block, head_seconds=0.002)
         for _ in range(15):
             model.observe(8, 8, 900, 0.042)
         return model.block_seconds(8, 2)
