@@ -25,10 +25,13 @@ from pathlib import Path
 import numpy as np
 
 from dspark_scheduler import (
+    POLICIES,
+    DraftShape,
     LaggedSurvival,
     OnlineCalibrator,
     OnlineCostModel,
     Planner,
+    Terms,
     allocate_windows,
     plan_budget,
     survival,
@@ -69,17 +72,22 @@ def sglang_arms(values: np.ndarray, cost) -> dict[str, Callable[[], object]]:
 def our_arms(confidence: np.ndarray, cost) -> dict[str, Callable[[], object]]:
     """Each part alone, and all of a step."""
     values = survival(confidence)
-    evidence = LaggedSurvival(values, 0, 2)
-    budget = plan_budget(evidence, cost)
+    evidence = LaggedSurvival(values[None], 0, 2)
+    requests, gamma = values.shape
+    shape = DraftShape("block", gamma)
+
+    def budget():
+        return plan_budget(evidence, Terms.of(cost, shape, requests), values[0])
 
     def step():
         now = survival(confidence)
-        return allocate_windows(now, plan_budget(evidence, cost).tokens)
+        return allocate_windows(now, budget().tokens)
 
+    tokens = budget().tokens
     return {
         "survival": lambda: survival(confidence),
-        "budget": lambda: plan_budget(evidence, cost),
-        "windows": lambda: allocate_windows(values, budget.tokens),
+        "budget": budget,
+        "windows": lambda: allocate_windows(values, tokens),
         "ours, all three": step,
     }
 
@@ -99,7 +107,9 @@ def median_microseconds(arms: dict[str, Callable[[], object]], rounds: int, call
 def whole_step(requests: int, gamma: int, steps: int = 400) -> dict[str, float]:
     """A Planner as the worker drives it, and the two learners, microseconds per step (means over `steps`)."""
     rng = np.random.default_rng(0)
-    planner = Planner(gamma, OnlineCostModel(gpu().cost), calibrator=OnlineCalibrator(gamma), drafting="block")
+    cost, calibrator = OnlineCostModel(gpu().cost), OnlineCalibrator(gamma)
+    planner = Planner(gamma, cost, POLICIES["causal"], drafting="block")
+    low, high = np.zeros(requests, np.int64), np.full(requests, gamma)
     ids = tuple((slot, 0) for slot in range(requests))
     confidence = rng.beta(6, 2, (requests, gamma)).astype(np.float32)
     logits, outcome = np.log(confidence / (1 - confidence)), rng.random((requests, gamma)) < confidence
@@ -107,17 +117,26 @@ def whole_step(requests: int, gamma: int, steps: int = 400) -> dict[str, float]:
     spent = dict.fromkeys(("plan and publish", "learn the cost", "learn the calibration"), 0.0)
     for step in range(steps):
         marks = [time.thread_time()]
-        budget = planner.budget(step, ids, 1000.0 * requests)
+        plan = planner.plan(step, ids, 1000.0 * requests, low, high)
         now = survival(confidence)
-        planner.windows(now)
-        if not budget.skip_draft:
+        if not plan.skip_draft:
+            planner.policy.windows(plan, now)
             planner.publish(step, ids, now)
         marks.append(time.thread_time())
-        planner.observe_step(
-            requests, requests + budget.tokens, 1000.0 * requests, 0.01 * rng.uniform(0.9, 1.1), slots=requests * gamma
+        seconds, length = 0.01 * rng.uniform(0.9, 1.1), planner.shape.run(plan.draft_length)
+        block = cost.block_seconds(requests, length) if length else None
+        cost.observe(
+            requests,
+            requests + plan.tokens,
+            1000.0 * requests,
+            seconds + (block or 0.0),
+            slots=requests * length,
+            length=length,
+            block_seconds=block,
         )
         marks.append(time.thread_time())
-        planner.observe_acceptance(logits, outcome, observed)
+        calibrator.observe(logits, outcome, observed)
+        calibrator.end_step()
         marks.append(time.thread_time())
         for name, begin, end in zip(spent, marks, marks[1:]):
             spent[name] += (end - begin) * 1e6 / steps

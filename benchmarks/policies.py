@@ -18,6 +18,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from rich.progress import track
 
 from dspark_scheduler import (
     Acceptance,
-    AdditiveCostModel,
     Load,
     Machine,
     SurvivalRelay,
@@ -55,7 +55,7 @@ class SGLangPlanner:
         self._config = dspark_planner.DSparkScheduleConfig(gamma=setup.gamma)
         self.gamma, self.relay, cost = setup.gamma, SurvivalRelay(max_age=2), setup.machine.cost
         sizes, tokens = np.array(SIZES), np.array(SIZES) * (setup.gamma + 1)
-        draft = cost.draft_seconds(sizes * setup.gamma)
+        draft = cost.draft_seconds(sizes, sizes * setup.gamma, setup.gamma)
         if additive:  # the draft goes into α: it is a function of R here
             probes = sorted({*cost.tiers, *tokens.tolist()})
             theta = cost.step_seconds(1, np.array(probes)) - float(cost.step_seconds(1, 1))
@@ -70,11 +70,11 @@ class SGLangPlanner:
         now = survival(view.confidence)
         old = self.relay.read(view.step, view.ids, self.gamma)
         self.relay.publish(view.step, view.ids, now)
-        history = self._tensor(np.where(old.missing[:, None], 1.0, old.values))
+        history = self._tensor(np.ascontiguousarray(old.filled(np.ones(self.gamma))[0]))
         budget = self._plan(history_survival_probs=history, sps_table=self.table, cfg=self._config).budget
-        return Decision(allocate_windows(now, budget), len(view.ids) * self.gamma)
+        return Decision(allocate_windows(now, budget), len(view.ids) * self.gamma, self.gamma)
 
-    def told(self, requests, tokens, context, seconds, slots) -> None:
+    def told(self, requests, tokens, context, seconds, slots, length) -> None:
         """Learns nothing."""
 
 
@@ -90,7 +90,7 @@ def jagged() -> Machine:
     """The GPU with SGLang's tiers: 8 tokens times 1, 2, 4, ... requests, nothing between."""
     c = gpu().cost
     tiers = tuple(8 * size for size in SIZES)
-    return Machine("gpu-jagged", AdditiveCostModel(c.t0, c.alpha, c.theta, tiers, c.context, c.draft), "block", "block")
+    return Machine("gpu-jagged", replace(c, tiers=tiers), "block", "block")
 
 
 CASES = (

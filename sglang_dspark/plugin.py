@@ -36,14 +36,24 @@ def register() -> None:
 def hooked_everywhere() -> tuple[ModuleType, ...]:
     """The modules whose hooks are in place on every device; of two hooks on one function the first runs inside."""
     from sglang_dspark.accelerator import defaults
-    from sglang_dspark.engine import arguments, unsupported
+    from sglang_dspark.engine import arguments, request_limits, unsupported
     from sglang_dspark.models import gemma4_config
-    from sglang_dspark.repairs import finish, logprobs, penalties, seeding, unread_keys, usage
+    from sglang_dspark.repairs import (
+        empty_grammars,
+        finish,
+        logprobs,
+        penalties,
+        seeding,
+        stop_patterns,
+        unread_keys,
+        usage,
+    )
     from sglang_dspark.serving import control, operation, routes
     from sglang_dspark.step import adjust
 
-    repairs = (seeding, finish, logprobs, usage, penalties, unread_keys)
-    return (arguments, defaults, gemma4_config, unsupported, *repairs, adjust, control, routes, operation)
+    repairs = (seeding, finish, stop_patterns, empty_grammars, logprobs, usage, penalties, unread_keys)
+    starts = (arguments, defaults, gemma4_config, request_limits, unsupported)
+    return (*starts, *repairs, adjust, control, routes, operation)
 
 
 def hooked_on_cpu() -> tuple[ModuleType, ...]:

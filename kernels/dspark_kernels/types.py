@@ -11,6 +11,14 @@ import torch
 TOP_K_ALL = 1 << 30  # SGLang's "no top-k"
 
 
+def upload(values: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Host values on the device, without waiting for what is queued there: a pageable copy would."""
+    if torch.device(device).type == "cpu":
+        return values
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
+    return pinned.to(device, non_blocking=True)
+
+
 class AcceptRule(IntEnum):
     """How a drafted token is judged (docs/design.md, rules)."""
 
@@ -83,7 +91,7 @@ class SamplingRows:
         t = torch.where(greedy, 1.0, t)
         filtered = ~greedy & ((k < TOP_K_ALL) | (p < 1) | (m > 0))
         return cls(
-            *(x.to(device, non_blocking=True) for x in (t, k, p, m, greedy)),
+            *(upload(x, device) for x in (t, k, p, m, greedy)),
             all_greedy=bool(greedy.all()),
             any_greedy=bool(greedy.any()),
             any_temperature=bool((t != 1).any()),
@@ -149,10 +157,10 @@ class RequestRules:
         """From host values, one per request. Raises ValueError for a value that is no AcceptRule."""
         rules = tuple(AcceptRule(rule) for rule in rules)
         groups = {
-            rule: torch.tensor([i for i, other in enumerate(rules) if other is rule], device=device)
+            rule: upload(torch.tensor([i for i, other in enumerate(rules) if other is rule]), device)
             for rule in sorted(set(rules))
         }
-        return cls(rules, groups, torch.tensor(rules, dtype=torch.int32, device=device))
+        return cls(rules, groups, upload(torch.tensor(rules, dtype=torch.int32), device))
 
     def only(self, rule: AcceptRule) -> bool:
         """True if every request follows this rule."""

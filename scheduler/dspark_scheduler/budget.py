@@ -6,6 +6,7 @@ import numpy as np
 
 from .plan import Plan, Terms
 from .relay import LaggedSurvival
+from .windows import least, most
 
 
 def reference_budget(survival: np.ndarray, terms: Terms, length: int) -> tuple[int, float]:
@@ -65,7 +66,7 @@ def best_budget(cases: np.ndarray, terms: Terms) -> Plan:
         elif best is None:
             best = tokens, expected, seconds, length
     plain_seconds = terms.plain_seconds
-    if best is None or (not terms.low.any() and requests / plain_seconds >= best_rate):
+    if best is None or (terms.least == 0 and requests / plain_seconds >= best_rate):
         return terms.plan(0, float(requests), plain_seconds, 0)
     return terms.plan(*best)
 
@@ -93,7 +94,7 @@ def _best_at_length(cases: np.ndarray, terms: Terms, length: int, limit: float) 
 def _candidates(cases: np.ndarray, terms: Terms, length: int) -> tuple[float, int, np.ndarray]:
     """Survival that is verified in any case, how many entries that is, and the ladder of the other entries."""
     cases = cases[..., :length]
-    if not terms.low.any() and terms.high.min() >= length:
+    if terms.least == 0 and least(terms.high) >= length:
         # In memory survival lies position by position, so that this needs no copy.
         return 0.0, 0, _ladder(cases.transpose(0, 2, 1).reshape(len(cases), -1))
     position = np.arange(length)
@@ -114,7 +115,8 @@ def _ladder(chosen: np.ndarray) -> np.ndarray:
     entries = rising[:, :-1]
     entries[:] = chosen
     entries.sort()
-    _check_ends(entries[:, :1].min(initial=0.0), entries[:, -1:].max(initial=0.0))
+    if entries.size:
+        _check_ends(least(entries[:, 0]), most(entries[:, -1]))
     ladder = (rising[0] if len(rising) == 1 else rising.mean(axis=0, dtype=np.float64))[::-1]
     return ladder if ladder[-1] > 0 else ladder[: 1 + np.count_nonzero(ladder)]
 

@@ -28,7 +28,6 @@ class CostLearning:
         least_noise: below which the typical error is not believed to fall.
         noise_steps: steps over which the typical error is averaged.
         huber: deviations beyond this many typical ones count for ever less.
-        anchor_refits: refits over which the anchor moves.
         refuted_solutions: moves of the anchor, all the way to the solution each, when a step was quicker than it allows.
         most_ratio: how many times one step may differ from the prior or from the model.
         least_share: of a typical step that a coefficient held near zero by the prior may grow in units of.
@@ -42,7 +41,6 @@ class CostLearning:
     least_noise: float = 0.01
     noise_steps: float = 20.0
     huber: float = 3.0
-    anchor_refits: float = 64.0
     refuted_solutions: int = 8
     most_ratio: float = 10.0
     least_share: float = 0.05
@@ -58,13 +56,11 @@ class OnlineCostModel:
 
     Every observation is one row of a weighted non-negative least squares problem in the basis of the prior
     (`CostBasis`), so what comes out is monotone whatever went in. The problem is kept as a matrix and a vector that
-    fade with `memory`, and it is solved anew every `refit_every` steps. Three more ideas make it hold up in service:
+    fade with `memory`, and it is solved anew every `refit_every` steps. Two more ideas make it hold up in service:
 
     * *Anchor.* What the recent steps do not touch (other loads) follows the prior times the ratio by which the recent
       steps differ from the prior: a machine that has become slower is slower everywhere. The target, the draft's head
       and its block have a ratio each.
-    * *Slow anchor.* The prior itself moves towards what was learned, over some thousand steps, so that what one load
-      taught is not forgotten while the server runs at another.
     * *Robust weights.* A step that is slower than predicted by more than `huber` times the typical error is cut back to
       that limit and weighs less by the square of the excess. The typical error is itself a slow average in which one
       step moves little, so one stall is ignored while a lasting change is believed after some tens of steps. A step
@@ -208,9 +204,7 @@ class OnlineCostModel:
         for _ in range(self.learning.refuted_solutions if self._refuted else 0):
             self._prior = self._solution(self._prior * scale) / scale
         self._refuted = False
-        solution = self._solution(self._prior * scale)
-        self.model = self._basis.model(solution)
-        self._prior = self._prior + (solution / scale - self._prior) / self.learning.anchor_refits
+        self.model = self._basis.model(self._solution(self._prior * scale))
 
     def _solution(self, center: np.ndarray) -> np.ndarray:
         """β >= 0 that minimises the faded squared relative errors plus the pull of the anchor to `center`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from .cost import CostModel
+from .windows import most, per_request
 
 DRAFTING = ("block", "depth", "windows")
 
@@ -81,19 +83,20 @@ class Terms:
         """
         if requests < 1:
             raise ValueError("requests >= 1 are needed to plan a step")
-        shapes = [np.shape(bound) for bound in (low, 0 if high is None else high)]
-        least = np.asarray(low, np.int64)
-        most = np.minimum(shape.gamma if high is None else high, shape.gamma).astype(np.int64)
-        if any(s not in ((), (requests,)) for s in shapes) or min(least.min(), most.min()) < 0:
-            raise ValueError(f"bounds must be numbers >= 0 or one per request [{requests}], got {low!r} and {high!r}")
-        most = np.broadcast_to(most, (requests,))
-        return cls(cost, shape, np.minimum(least, most), most, context, max_step_seconds)
+        deepest = np.minimum(per_request(shape.gamma if high is None else high, requests, "high"), shape.gamma)
+        shallowest = np.minimum(per_request(low, requests, "low"), deepest)
+        return cls(cost, shape, shallowest, deepest, context, max_step_seconds)
+
+    @cached_property
+    def least(self) -> int:
+        """The highest of the minima: no plan's longest window is shorter."""
+        return int(most(self.low))
 
     @property
     def lengths(self) -> range:
         """Lengths of the longest window that a plan may choose from, rising; empty if nobody may be verified."""
-        deepest = int(self.high.max())
-        shortest = deepest if self.shape.kind == "block" else int(self.low.max())
+        deepest = int(most(self.high))
+        shortest = deepest if self.shape.kind == "block" else self.least
         return range(max(shortest, 1), deepest + 1)
 
     @property
@@ -152,10 +155,10 @@ class Plan:
     probe: bool = False
 
     def __post_init__(self) -> None:
-        least, most = int(self.low.sum()), int(self.high.sum())
-        if not 0 <= least <= self.tokens <= most or int(self.high.max(initial=0)) > self.draft_length:
+        in_bounds = int(np.add.reduce(self.low)) <= self.tokens <= int(np.add.reduce(self.high))
+        if not in_bounds or most(self.high) > self.draft_length:
             raise ValueError(f"inconsistent plan {self}")
-        if self.windows is not None and int(self.windows.sum()) != self.tokens:
+        if self.windows is not None and int(np.add.reduce(self.windows)) != self.tokens:
             raise ValueError(f"windows {self.windows.tolist()} do not spend {self.tokens} tokens")
 
     @property

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from .windows import least, most
+
 
 def survival(confidence: np.ndarray) -> np.ndarray:
     """Turn conditional confidences into survival, `a[r, j] = prod_{i <= j} c[r, i]` (paper, Algorithm 1, line 1).
@@ -38,10 +40,9 @@ def survival(confidence: np.ndarray) -> np.ndarray:
 
 def check_probabilities(values: np.ndarray, name: str) -> None:
     """Raise a ValueError naming the first row of `values` [R, γ] that holds NaN or something outside [0, 1]."""
-    # numpy finds the place of an extreme much faster than the extreme itself. NaN counts as either, and fails both
-    # comparisons; the slow search for the culprit runs only on failure.
+    # NaN counts as either extreme, and fails both comparisons; the slow search for the culprit runs only on failure.
     flat = values.ravel(order="K")
-    if flat.size == 0 or (flat[flat.argmin()] >= 0.0 and flat[flat.argmax()] <= 1.0):
+    if flat.size == 0 or (least(flat) >= 0.0 and most(flat) <= 1.0):
         return
     row, column = np.argwhere(~((values >= 0.0) & (values <= 1.0)))[0]
     raise ValueError(f"{name} of row {row} is {values[row, column]} at position {column}: not a probability")

@@ -88,15 +88,29 @@ def window_bounds(
     numbers = isinstance(min_window, (int, np.integer)) and isinstance(max_window, (int, np.integer))
     if numbers and min_window == 0 and max_window >= gamma:
         return None
-    low = _per_request(min_window, requests, "min_window")
-    high = np.minimum(_per_request(max_window, requests, "max_window"), gamma)
-    if not low.any() and high.min(initial=gamma) == gamma:
+    low = per_request(min_window, requests, "min_window")
+    high = np.minimum(per_request(max_window, requests, "max_window"), gamma)
+    if not np.count_nonzero(low) and (requests == 0 or least(high) == gamma):
         return None
     return np.minimum(low, high), high
 
 
-def _per_request(bound: int | np.ndarray, requests: int, name: str) -> np.ndarray:
-    bound = np.asarray(bound)
-    if bound.ndim > 1 or (bound.ndim == 1 and len(bound) != requests) or (bound.size and bound.min() < 0):
+def per_request(bound: int | np.ndarray, requests: int, name: str) -> np.ndarray:
+    """A bound as int64 [R]; raises ValueError if it is negative, or neither a number nor one per request."""
+    values = np.asarray(bound)
+    if values.ndim == 0:
+        values = np.full(requests, bound)
+    if values.shape != (requests,) or (requests and least(values) < 0):
         raise ValueError(f"{name} must be a number >= 0 or one per request [{requests}], got {bound!r}")
-    return np.broadcast_to(bound.astype(np.int64, copy=False), (requests,))
+    return values.astype(np.int64, copy=False)
+
+
+# numpy finds the place of an extreme much faster than the extreme itself (NaN counts as either).
+def least(values: np.ndarray) -> int | float:
+    """The smallest of `values` [n >= 1]."""
+    return values.item(values.argmin())
+
+
+def most(values: np.ndarray) -> int | float:
+    """The largest of `values` [n >= 1]."""
+    return values.item(values.argmax())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_dspark.contract.hooks import AROUND, BEFORE, Hook
+from sglang_dspark.serving.bodies import add_handlers
 from sglang_dspark.serving.control import encode
 from sglang_dspark.serving.operation import Draining
 from sglang_dspark.settings.config import ConfigError, DSparkConfig, check_draft
@@ -52,7 +53,7 @@ def _let_page_pass(original, *args, **kwargs):
 
 
 def add_routes(server_args: ServerArgs) -> None:
-    """Add our routes, and the refusal of new work while draining, to the engine's FastAPI application."""
+    """Add our routes, the refusal of new work while draining and the 400 for unreadable bodies to the engine's application."""
     from fastapi import Request
     from fastapi.responses import HTMLResponse, JSONResponse
     from sglang.srt.entrypoints import http_server
@@ -95,6 +96,7 @@ def add_routes(server_args: ServerArgs) -> None:
 
     dspark_config.__annotations__["request"] = Request  # FastAPI looks names up in the module, which does not import it
     http_server.app.post("/dspark/config")(auth_level(AuthLevel.ADMIN_OPTIONAL)(dspark_config))
+    add_handlers(http_server.app)
     http_server.app.add_middleware(Draining, ending=lambda: manager().gracefully_exit)
 
 

@@ -18,11 +18,13 @@ from triton.runtime.jit import JITFunction
 
 
 class Device(TorchDispatchMode):
-    """What a piece of code asks of the device: `copies` (operation, from, to), `launches`, `operations`, `peak` bytes."""
+    """What a piece of code asks of the device: `copies` (operation, from, to), of which `waited` for what is queued;
+    `launches`, `operations`, `peak` bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copies: list[tuple[str, str, str]] = []
+        self.waited = 0
         self.launches: list[str] = []
         self.operations = 0
         self.peak = self.live = 0
@@ -38,6 +40,7 @@ class Device(TorchDispatchMode):
                 # A number wrapped as a tensor of no dimension is an argument of the kernel, not a copy.
                 if source.device.type != target.device.type and (source.dim() or "copy" in function.__name__):
                     self.copies.append((function.__name__, source.device.type, target.device.type))
+                    self.waited += not (kwargs or {}).get("non_blocking", False)
         for tensor in made:
             self._count(tensor)
         return result

@@ -33,6 +33,7 @@ from dspark_kernels import (
     step_bytes,
 )
 from dspark_kernels.backend import HAS_TRITON
+from dspark_kernels.types import upload
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed on this machine")
 
@@ -200,6 +201,18 @@ def test_the_peak_of_a_step_is_what_a_server_reserves(requests, monkeypatch):
     reserved = step_bytes(requests, gamma, vocab)
     assert 0.8 * reserved < measured <= reserved, (measured / 2**20, reserved / 2**20)
     print(requests, "requests:", round(measured / 2**20), "MiB of", round(reserved / 2**20))
+
+
+def test_what_a_changed_batch_uploads_waits_for_nothing(monkeypatch):
+    pinned = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: pinned.append(options) or empty(*args, **options))
+    with fake_cuda(monkeypatch) as device:
+        values = upload(torch.tensor([1, 2, 3]), "cuda")
+        assert values.device.type == "cuda" and values.dtype == torch.int64
+        assert len(device.copies) == 1 and device.waited == 0 and pinned[-1]["pin_memory"]
+        torch.tensor([1, 2, 3]).to("cuda")
+        assert device.waited == 1
 
 
 def test_a_device_that_counts_is_not_fooled(monkeypatch):

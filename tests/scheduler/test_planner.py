@@ -129,9 +129,9 @@ def test_bounds_of_single_requests_hold_and_a_disabled_one_gets_nothing():
     assert windows.sum() == plan.tokens
     everyone_off = new().plan(0, [0, 1], 0, 0, np.zeros(2, int))
     assert everyone_off.skip_draft and everyone_off.windows.tolist() == [0, 0]
-    with pytest.raises(ValueError, match="bounds must be"):
+    with pytest.raises(ValueError, match="must be a number >= 0 or one per request"):
         new().plan(0, [0, 1], 0, np.zeros(3, int))
-    with pytest.raises(ValueError, match="bounds must be"):
+    with pytest.raises(ValueError, match="must be a number >= 0 or one per request"):
         new().plan(0, [0, 1], 0, -1)
 
 
