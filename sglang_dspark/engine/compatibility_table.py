@@ -214,6 +214,32 @@ TABLE: tuple[SglangName, ...] = (
         ("sglang.srt.mem_cache.memory_pool:KVWriteLoc", "call", ("loc", "physical")),
     ),
     *_rows(
+        "models/gemma4.py",
+        ("sglang.srt.layers.activation:GeluAndMul", "call", ("approximate",)),
+        (
+            "sglang.srt.layers.rotary_embedding:get_rope",
+            "call",
+            (
+                "head_size",
+                "rotary_dim",
+                "max_position",
+                "base",
+                "is_neox_style",
+                "rope_scaling",
+                "partial_rotary_factor",
+            ),
+        ),
+    ),
+    *_rows(
+        "models/gemma4_config.py",
+        (
+            "sglang.srt.utils.hf_transformers.config:HfModelConfigParser.parse",
+            "wrap",
+            ("model", "trust_remote_code", "revision", "kwargs"),
+        ),
+    ),
+    *_rows("models/families.py", ("sglang.srt.configs.hybrid_arch:mambaish_config", "call", ("model_config",))),
+    *_rows(
         "step/ranks.py",
         ("sglang.srt.runtime_context:get_parallel", "call", ()),
         ("sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast", "call", ("input_", "src")),

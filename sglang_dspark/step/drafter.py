@@ -18,6 +18,7 @@ from dspark_kernels.markov import sample_block
 from dspark_kernels.markov_windows import sample_windows
 from dspark_kernels.types import BlockDraft
 from sglang_dspark.models.checkpoint import local_folder
+from sglang_dspark.models.families import refuse_recurrent_target
 from sglang_dspark.settings.flags import ALGORITHM
 from sglang_dspark.step.ranks import Ranks
 from sglang_dspark.step.types import BlockVerifyInput, Step, empty_block
@@ -36,6 +37,7 @@ class Drafter:
         # The engine has a Qwen3DSparkModel of its own for its built-in DSPARK; this process runs ours.
         ModelRegistry.register("sglang_dspark.models", overwrite=True)
         target = target_worker.model_runner
+        refuse_recurrent_target(target.model_config)
         bundle = build_draft_tp_worker(
             server_args=server_args,
             gpu_id=gpu_id,

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from sglang_dspark.models.draft_config import DraftConfig, flatten_keys
+from sglang_dspark.models.draft_config import DraftCheckpointError, DraftConfig, flatten_keys
+from sglang_dspark.models.families import TRAINED_ARCHITECTURES
 from sglang_dspark.training.heads import ConfidenceHead, make_markov_head
 
 
@@ -117,6 +118,11 @@ class DSparkDraft(nn.Module):
         super().__init__()
         self.raw = flatten_keys(raw)
         self.config = c = DraftConfig.from_dict(raw)
+        if c.architecture not in TRAINED_ARCHITECTURES:
+            raise DraftCheckpointError(
+                f"a draft of architecture {c.architecture} is served, but not trained or measured offline; "
+                f"that is for {', '.join(TRAINED_ARCHITECTURES)}"
+            )
         for name, weight in (("embedding", embedding), ("lm_head", lm_head)):
             if tuple(weight.shape) != (c.vocab_size, c.hidden_size):
                 raise ValueError(
