@@ -190,7 +190,7 @@ TABLE: tuple[SglangName, ...] = (
         ("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.rollback", "call", ("k",)),
     ),
     *_rows(
-        "models/draft.py",
+        "models/block.py",
         (
             "sglang.srt.layers.radix_attention:RadixAttention",
             "call",
@@ -210,6 +210,9 @@ TABLE: tuple[SglangName, ...] = (
             "call",
             ("head_size", "rotary_dim", "max_position", "base", "is_neox_style", "rope_scaling"),
         ),
+    ),
+    *_rows(
+        "models/draft.py",
         ("sglang.srt.layers.logits_processor:LogitsProcessorOutput", "call", ("next_token_logits", "hidden_states")),
         ("sglang.srt.mem_cache.memory_pool:KVWriteLoc", "call", ("loc", "physical")),
     ),
