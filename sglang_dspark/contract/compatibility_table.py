@@ -150,7 +150,7 @@ TABLE: tuple[SglangName, ...] = (
         ),
     ),
     *used_by(
-        "models/draft.py",
+        "models/block.py, models/draft.py",
         calls(
             "sglang.srt.layers.radix_attention",
             "RadixAttention(num_heads, head_dim, scaling, num_kv_heads, layer_id, attn_type)",
@@ -169,6 +169,15 @@ TABLE: tuple[SglangName, ...] = (
         ),
         calls("sglang.srt.layers.logits_processor", "LogitsProcessorOutput(next_token_logits, hidden_states)"),
         calls("sglang.srt.mem_cache.memory_pool", "KVWriteLoc(loc, physical)"),
+    ),
+    *used_by(
+        "models/gemma4.py, models/families.py",
+        calls("sglang.srt.layers.activation", "GeluAndMul(approximate)"),
+        calls(
+            "sglang.srt.layers.rotary_embedding",
+            "get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling, partial_rotary_factor)",
+        ),
+        calls("sglang.srt.configs.hybrid_arch", "mambaish_config(model_config)"),
     ),
     *used_by(
         "step/ranks.py",
