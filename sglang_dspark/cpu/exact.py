@@ -15,10 +15,10 @@ from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch.nn.functional import linear
 
+from sglang_dspark.cpu import EXACTNESS
 from sglang_dspark.cpu.row_counts import RowCounts, row_counts
 
 logger = logging.getLogger(__name__)
-ATTRIBUTE = "dspark_exactness"  # of a model that `make_exact` has seen
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,10 @@ class ExactLinear(UnquantizedLinearMethod):
         self.counts = counts
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        rows = self.counts.apply(lambda some: linear(some, layer.weight, bias), x.reshape(-1, x.shape[-1]))
-        return rows.view(*x.shape[:-1], -1)
+        weight = layer.weight
+        if x.dim() == 2:
+            return self.counts.apply(lambda some: linear(some, weight, bias), x)
+        return self.apply(layer, x.flatten(0, -2), bias).unflatten(0, x.shape[:-1])
 
 
 def make_exact(model: torch.nn.Module) -> None:
@@ -58,14 +60,9 @@ def make_exact(model: torch.nn.Module) -> None:
         {name: counts.padded for name, counts in found.items() if counts.padded},
         tuple(name for name, counts in found.items() if not counts.exact),
     )
-    setattr(model, ATTRIBUTE, report)
+    setattr(model, EXACTNESS, report)
     if report.inexact:
         logger.warning("texts may depend on the batch: a row of %s differs by its place", ", ".join(report.inexact))
-
-
-def exactness_of(model: torch.nn.Module) -> Exactness | None:
-    """What `make_exact` found for this model; None for a model that it has not seen (on an accelerator)."""
-    return getattr(model, ATTRIBUTE, None)
 
 
 def _try(found: dict[str, RowCounts], weight: torch.Tensor, dtype: torch.dtype, bias: bool = False) -> RowCounts:

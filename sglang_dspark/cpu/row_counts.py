@@ -58,9 +58,12 @@ class RowCounts:
         run = self.runs[rows] if rows <= most else rows
         if run == rows:
             return product(x)
-        padded = x.new_zeros(run, x.shape[1])
-        padded[:rows] = x
-        return product(padded)[:rows]
+        return product(torch.cat((x, _zeros(run - rows, x.shape[1], x.dtype))))[:rows]
+
+
+@functools.cache
+def _zeros(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(rows, size, dtype=dtype)
 
 
 def row_counts(inputs: int, outputs: int, dtype: torch.dtype, bias: bool = False) -> RowCounts:
