@@ -3,6 +3,7 @@ graphs that must decline. Every function returns plain numbers."""
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import torch
@@ -166,3 +167,38 @@ def whole_block_graph_takes(counts: list[int]) -> bool:
         return bool(graphs.can_run_graph(batch))
     finally:
         graphs.ragged_verify_mode, verifier.runner = True, runner
+
+
+def flashinfer_plan(
+    counts: list[int], rows: int | None
+) -> tuple[list[int], list[int], list[list[int]], list[list[int]]]:
+    """What SGLang hands to FlashInfer's plan for a verification: row offsets, key offsets, each request's slots, and the
+    slots that it should read. `rows`: windows known on the device only, in a batch of so many rows."""
+    from dataclasses import replace
+
+    from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+    from sglang_dspark.accelerator.layout import device_layout
+
+    made, width = engine(), 5
+    runner = made.runners[0]
+    batch = verification(runner, counts, padding=(rows or sum(counts)) - sum(counts), width=width)
+    if rows is None:
+        layout = RaggedVerifyLayout.from_verify_lens(verify_lens_cpu=counts, device="cpu", grid=[sum(counts)])
+    else:
+        layout = device_layout(torch.tensor(counts) - 1, rows)
+    indices, kv_indptr, qo_indptr, mask = replace(
+        batch.spec_info, ragged_verify_layout=layout
+    ).generate_attn_arg_prefill(
+        req_pool_indices=batch.req_pool_indices,
+        paged_kernel_lens=batch.seq_lens,
+        paged_kernel_lens_sum=int(batch.seq_lens.sum()),
+        translator=runner.kv_index_translator,
+        plan=batch.kv_loc_plan,
+    )
+    assert mask is None
+    kv = kv_indptr.tolist()
+    read = [indices[a:b].tolist() for a, b in itertools.pairwise(kv)]
+    table = made.requests.req_to_token
+    right = [table[i + 1, : LENS[i] + n].tolist() for i, n in enumerate(counts)]
+    return qo_indptr.tolist(), kv, read, right

@@ -29,3 +29,15 @@ def test_windows_padded_to_a_token_tier(child, counts, tier, causal):
 
 def test_one_key_less_is_told_apart(child):
     assert child(forwards.attention_error, [3, 1, 5], True, 10, True) > 1e-2
+
+
+@pytest.mark.parametrize(("counts", "rows"), [([3, 1, 5], None), ([3, 1, 5], 12), ([1], 5)], ids=str)
+def test_flashinfers_plan_is_given_the_real_windows(child, counts, rows):
+    """Eagerly, for a target: the kernel itself needs a GPU, but which rows and slots it is told can be read here.
+
+    Catches whole blocks for everybody, and a list of slots that is too short where only an upper bound of the live rows
+    is on the host.
+    """
+    qo, kv, read, right = child(forwards.flashinfer_plan, counts, rows)
+    assert qo == [sum(counts[:i]) for i in range(len(counts) + 1)]
+    assert kv == [sum(map(len, right[:i])) for i in range(len(right) + 1)] and read == right
