@@ -108,8 +108,9 @@ def run(case: Case, accelerated: bool) -> Told:
 
 def _begin(worker, case: Case) -> None:
     """A worker that has learned nothing."""
-    from sglang_dspark.learning.meter import Meter
     from sglang_dspark.learning.step_cost import ServerCost
+
+    from sglang_dspark.learning.meter import Meter
     from sglang_dspark.settings.config import DSparkConfig
     from sglang_dspark.step import types
     from sglang_dspark.step.speculation import Speculation
