@@ -28,6 +28,10 @@ TABLE: tuple[SglangName, ...] = (
             ("server_args", "use_mla_backend", "model_config"),
         ),
         ("sglang.srt.runtime_context:get_platform", "call", ()),
+        ("sglang.srt.runtime_context:attention_backends", "call", ()),
+        ("sglang.srt.utils.common:get_device_memory_capacity", "call", ("device",)),
+        ("sglang.srt.server_args:ServerArgs.mem_fraction_static", "field"),
+        ("sglang.srt.server_args:ServerArgs.max_running_requests", "field"),
         (
             "sglang.srt.layers.attention.triton_backend:TritonAttnBackend._update_target_verify_buffers",
             "wrap",

@@ -24,6 +24,7 @@ class Engine:
     """The objects that a scheduler holds, and what each test starts from."""
 
     def __init__(self, folder: Path) -> None:
+        _no_fused_layers()  # before SGLang's first import of a layer registers them
         from sglang.srt.plugins import load_plugins
 
         from tests.engine.tiny import tiny_target
@@ -32,7 +33,6 @@ class Engine:
         target = soften_layers(tiny_target(folder / "target", "qwen3", layers=4))
         draft = tiny_draft(folder / "draft", target, agreeing=True)
         load_plugins()
-        _no_fused_layers()
         self._start(target, draft)
         self.runners = (self.target.model_runner, self.worker.drafter.runner)
         self.pools = [runner.token_to_kv_pool for runner in self.runners]

@@ -14,7 +14,15 @@ from types import SimpleNamespace
 import torch
 
 from tests.accelerator.engine import GAMMA, engine
-from tests.engine.test_runtime import BODY
+
+# Rows dear enough that the planner verifies some drafts and leaves out others.
+COST = {
+    "model": {
+        "t0": 0.05, "alpha": [[1, 8], [0, 0.01]], "theta": [[1, 40], [0, 0.39]], "tiers": [], "context": 0.0,
+        "draft": [[1, 32], [0.001, 0.004]],
+    },
+    "block": [[4, 32], [0.002, 0.004]], "gamma": GAMMA, "short": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ def _begin(worker, case: Case) -> None:
     types._arrivals = itertools.count()
     config = DSparkConfig.from_dict({"calibration": "off", **dict(case.settings)})
     worker.speculation = Speculation(config, worker.drafter, worker.speculation.fingerprint, learning=False)
-    worker.speculation.cost = ServerCost.from_dict({**BODY, "short": False}, learn=False)
+    worker.speculation.cost = ServerCost.from_dict(COST, learn=False)
     worker.roster, worker.steps, worker.meter = None, 0, Meter(GAMMA)
 
 
