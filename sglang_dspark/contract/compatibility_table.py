@@ -16,7 +16,9 @@ TABLE: tuple[SglangName, ...] = (
     ),
     *used_by(
         "accelerator/",
-        calls("sglang.srt.runtime_context", "get_platform()"),
+        calls("sglang.srt.runtime_context", "get_platform()", "attention_backends()"),
+        calls("sglang.srt.utils.common", "get_device_memory_capacity(device)"),
+        fields("sglang.srt.server_args:ServerArgs", "mem_fraction_static max_running_requests"),
         overrides(
             "sglang.srt.layers.attention.triton_backend",
             "TritonAttnBackend._update_target_verify_buffers(plan, bs, seq_lens, spec_info, req_pool_indices)",

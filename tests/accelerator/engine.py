@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import torch
 
+LAG = 2  # as the worker's own, where steps are launched ahead of the device
 GAMMA, CAPTURED = 4, (1, 2, 4)  # requests whose graphs are captured: tiers of 5, 10 and 20 rows
 MOST = 8  # running requests
 ROW = 100  # slots from one request's to the next one's in the pool
@@ -24,6 +25,7 @@ class Engine:
     """The objects that a scheduler holds, and what each test starts from."""
 
     def __init__(self, folder: Path) -> None:
+        _no_fused_layers()  # before SGLang's first import of a layer registers them
         from sglang.srt.plugins import load_plugins
 
         from tests.engine.tiny import tiny_target
@@ -32,7 +34,6 @@ class Engine:
         target = soften_layers(tiny_target(folder / "target", "qwen3", layers=4))
         draft = tiny_draft(folder / "draft", target, agreeing=True)
         load_plugins()
-        _no_fused_layers()
         self._start(target, draft)
         self.runners = (self.target.model_runner, self.worker.drafter.runner)
         self.pools = [runner.token_to_kv_pool for runner in self.runners]
@@ -99,12 +100,25 @@ class Engine:
                 with torch.no_grad():
                     runner.decode_cuda_graph_runner = module.DecodeCudaGraphRunner(runner)
 
+    @functools.cached_property
+    def graph(self):
+        """Our head in the tail of the draft's captured forward; compared with the eager draft, as at a server's start."""
+        made = self.worker.drafter
+        made.on_cpu = False
+        made.join_capture(max(CAPTURED))
+        self.capture(0, 1)
+        made.check_graph()
+        assert made.graph is not None, made.eager_because
+        return made.graph
+
     def choose(self, accelerated: bool) -> None:
         """Which half the worker runs."""
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
         worker = self.worker
-        worker.verifier.on_cpu = worker.drafter.on_cpu = not accelerated
+        worker.verifier.on_cpu = worker.drafter.on_cpu = worker.drafter.context.on_cpu = not accelerated
+        worker.drafter.graph = self.graph if accelerated else None
+        worker.reports.lag = LAG if accelerated else 0
         worker.drafter.short_blocks = False  # a CPU would leave out masks, and draft a little differently
         ForwardMode.is_cpu_graph = ForwardMode.is_cuda_graph if accelerated else (lambda self: False)
         for runner in self.runners:

@@ -18,7 +18,7 @@ def verification(runner, counts, *, padding=0, width=None, tier=None, causal=Tru
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
     from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
-    from sglang_dspark.step.types import BlockVerifyInput
+    from sglang_dspark.step.forward import BlockVerifyInput
 
     count, width = len(counts), width or max(counts)
     lens, rows = torch.tensor(LENS[:count]), torch.arange(1, count + 1)

@@ -14,7 +14,15 @@ from types import SimpleNamespace
 import torch
 
 from tests.accelerator.engine import GAMMA, engine
-from tests.engine.test_runtime import BODY
+
+# Rows dear enough that the planner verifies some drafts and leaves out others.
+COST = {
+    "model": {
+        "t0": 0.05, "alpha": [[1, 8], [0, 0.01]], "theta": [[1, 40], [0, 0.39]], "tiers": [], "context": 0.0,
+        "draft": [[1, 32], [0.001, 0.004]],
+    },
+    "block": [[4, 32], [0.002, 0.004]], "gamma": GAMMA, "short": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Running:
         )  # fmt: skip
         params.normalize(None)
         kv = Loose(kv_committed_len=asked.tokens)
-        self.req = Loose(rid=f"r{index}", sampling_params=params, output_ids=[], kv=kv)
+        self.req = Loose(rid=f"r{index}", sampling_params=params, output_ids=[], kv=kv, origin_input_ids=[0] * asked.tokens)
         self.row, self.length, self.anchor, self.late = index + 1, asked.tokens, 11 + 46 * index, []
 
     def follow(self, length: int, tokens: list[int], overlap: bool) -> None:
@@ -96,7 +104,7 @@ def run(case: Case, accelerated: bool) -> Told:
     with _our_kernels(case.kernels and accelerated), torch.inference_mode():
         for members in case.batches:
             _step(made, [everybody[i] for i in members], accelerated, told)
-        made.worker.drafter.catch_up()
+        made.worker.drafter.context.catch_up()
     for pool in made.pools:
         kept = []
         for one in everybody:
@@ -108,8 +116,7 @@ def run(case: Case, accelerated: bool) -> Told:
 
 def _begin(worker, case: Case) -> None:
     """A worker that has learned nothing."""
-    from sglang_dspark.learning.step_cost import ServerCost
-
+    from dspark_scheduler import AdditiveCostModel
     from sglang_dspark.learning.meter import Meter
     from sglang_dspark.settings.config import DSparkConfig
     from sglang_dspark.step import types
@@ -118,8 +125,10 @@ def _begin(worker, case: Case) -> None:
     types._arrivals = itertools.count()
     config = DSparkConfig.from_dict({"calibration": "off", **dict(case.settings)})
     worker.speculation = Speculation(config, worker.drafter, worker.speculation.fingerprint, learning=False)
-    worker.speculation.cost = ServerCost.from_dict({**BODY, "short": False}, learn=False)
+    worker.speculation.cost = AdditiveCostModel.from_dict(COST)
     worker.roster, worker.steps, worker.meter = None, 0, Meter(GAMMA)
+    worker.reports._waiting.clear()
+    worker._untimed.clear()
 
 
 def _step(made, members: list[Running], accelerated: bool, told: Told) -> None:
