@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dspark_kernels.memory import step_bytes
 from sglang_dspark.accelerator import RAGGED_TRITON
 from sglang_dspark.accelerator.backends import LARGEST_HEAD, check_choice, default_backend
 from sglang_dspark.accelerator.refusals import refuse_start
@@ -17,9 +18,10 @@ from sglang_dspark.settings.flags import ATTRIBUTE, config_of, speculates
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
-# SGLang's own DSPARK has the same default: every request reserves two blocks of KV, and a step keeps probabilities of
-# every row (docs/accelerators.md has the arithmetic).
-MAX_RUNNING_REQUESTS = 48
+    from sglang_dspark.models.draft_config import DraftConfig
+
+MAX_RUNNING_REQUESTS = 48  # as SGLang's own DSPARK, and fewer where a step of so many would not fit
+STEP_SHARE = 0.1  # of the GPU's memory, for what a step makes beside the models' activations
 
 
 def on_gpu() -> bool:
@@ -62,19 +64,40 @@ def ragged_default(engines_choice: str, server_args, use_mla_backend: bool, mode
     return default_backend(capability(), head_size, bool(model_config.has_attention_sinks), engines_choice)
 
 
-def handle_server_args(server_args, draft_head_size: int) -> None:
+def handle_server_args(server_args, draft: DraftConfig) -> None:
     """Called with the rest of the algorithm's arguments: refusals, and what depends on the draft.
 
     Raises:
         ConfigError: a start, or an attention backend, that cannot be served here.
     """
     refuse_start(server_args)
-    decode = server_args.decode_attention_backend or server_args.attention_backend
-    check_choice(decode, capability())
-    if server_args.speculative_draft_attention_backend is None and draft_head_size > LARGEST_HEAD:
+    check_choice(server_args.decode_attention_backend or server_args.attention_backend, capability())
+    if server_args.speculative_draft_attention_backend is None and draft.head_dim > LARGEST_HEAD:
         server_args.speculative_draft_attention_backend = RAGGED_TRITON
-    if server_args.max_running_requests is None:
-        server_args.max_running_requests = MAX_RUNNING_REQUESTS
+    reserve_step(server_args, draft)
+
+
+def reserve_step(server_args, draft: DraftConfig) -> None:
+    """The number of running requests, where it is open, and room for a step of so many beside the KV pool.
+
+    A step keeps the draft's law of every slot and the target's logits of every row (`dspark_kernels.step_bytes`): the
+    engine's own reserve does not know of them. A pool that the user sized stays as it is.
+    """
+    from sglang.srt.utils.common import get_device_memory_capacity
+
+    def needed(requests: int) -> int:
+        return step_bytes(requests, draft.block_size, draft.vocab_size, columns=draft.support_size)
+
+    mebibytes = get_device_memory_capacity("cuda")
+    memory = None if mebibytes is None else mebibytes * 2**20
+    requests = server_args.max_running_requests
+    if requests is None:
+        requests = MAX_RUNNING_REQUESTS
+        while memory is not None and requests > 1 and needed(requests) > STEP_SHARE * memory:
+            requests //= 2
+        server_args.max_running_requests = requests
+    if memory is not None and server_args._raw_input["mem_fraction_static"] is None:
+        server_args.mem_fraction_static = round(server_args.mem_fraction_static - needed(requests) / memory, 3)
 
 
 HOOKS = (

@@ -16,7 +16,9 @@ TABLE: tuple[SglangName, ...] = (
     ),
     *used_by(
         "accelerator/",
-        calls("sglang.srt.runtime_context", "get_platform()"),
+        calls("sglang.srt.runtime_context", "get_platform()", "attention_backends()"),
+        calls("sglang.srt.utils.common", "get_device_memory_capacity(device)"),
+        fields("sglang.srt.server_args:ServerArgs", "mem_fraction_static max_running_requests"),
         overrides(
             "sglang.srt.layers.attention.triton_backend",
             "TritonAttnBackend._update_target_verify_buffers(plan, bs, seq_lens, spec_info, req_pool_indices)",
@@ -150,7 +152,7 @@ TABLE: tuple[SglangName, ...] = (
         ),
     ),
     *used_by(
-        "models/draft.py",
+        "models/block.py, models/draft.py",
         calls(
             "sglang.srt.layers.radix_attention",
             "RadixAttention(num_heads, head_dim, scaling, num_kv_heads, layer_id, attn_type)",
@@ -169,6 +171,15 @@ TABLE: tuple[SglangName, ...] = (
         ),
         calls("sglang.srt.layers.logits_processor", "LogitsProcessorOutput(next_token_logits, hidden_states)"),
         calls("sglang.srt.mem_cache.memory_pool", "KVWriteLoc(loc, physical)"),
+    ),
+    *used_by(
+        "models/gemma4.py, models/families.py",
+        calls("sglang.srt.layers.activation", "GeluAndMul(approximate)"),
+        calls(
+            "sglang.srt.layers.rotary_embedding",
+            "get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling, partial_rotary_factor)",
+        ),
+        calls("sglang.srt.configs.hybrid_arch", "mambaish_config(model_config)"),
     ),
     *used_by(
         "step/ranks.py",

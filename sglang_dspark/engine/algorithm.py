@@ -84,7 +84,7 @@ class DSparkLoadAware(CustomSpecAlgo):
         # The engine delays prefill admission for this family only; without this, speculation is judged unfairly.
         server_args.min_free_slots_delay = 1
         if server_args.device != "cpu":
-            defaults.handle_server_args(server_args, draft.head_dim)
+            defaults.handle_server_args(server_args, draft)
 
 
 def draft_config_of(server_args: ServerArgs) -> DraftConfig:

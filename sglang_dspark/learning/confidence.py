@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dspark_kernels.types import upload
 from dspark_scheduler import Fingerprint, OnlineCalibrator, SequentialTemperatureScaling
 from dspark_scheduler.calibration import sigmoid
 
@@ -65,10 +66,7 @@ class Calibration:
             for row, kind in enumerate(KINDS if self.online else ()):
                 slope[row] /= self.online[kind].temperatures
                 shift[row] = self.online[kind].shifts
-            tables = torch.from_numpy(np.stack([slope, shift]).astype(np.float32))
-            if device.type != "cpu":
-                tables = tables.pin_memory().to(device, non_blocking=True)
-            self._tables = fitted, tables
+            self._tables = fitted, upload(torch.from_numpy(np.stack([slope, shift]).astype(np.float32)), device)
         return self._tables[1].unbind()
 
     def observe(self, logits: np.ndarray, greedy: np.ndarray, acceptance: np.ndarray, observed: np.ndarray) -> None:

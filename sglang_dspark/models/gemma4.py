@@ -1,6 +1,6 @@
 """DSpark drafts of Gemma 4 targets, in DeepSpec's format (`Gemma4DSparkModel`).
 
-What differs from the Qwen3 block (`draft.py`): a norm before and after both halves of a layer and a scalar behind them;
+What differs from the Qwen3 block (`block.py`): a norm before and after both halves of a layer and a scalar behind them;
 values are the keys' projection under a norm without gain; logits of attention are not scaled; a quarter of each head is
 rotated; embeddings are scaled (by the target's own module); base logits are capped before the sequential head.
 """
@@ -15,7 +15,8 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.rotary_embedding import get_rope
 from torch import nn
 
-from sglang_dspark.models.draft import DraftAttention, DraftMLP, DSparkDraft
+from sglang_dspark.models.block import DraftAttention, DraftMLP
+from sglang_dspark.models.draft import DSparkDraft
 from sglang_dspark.models.draft_config import DraftCheckpointError, DraftConfig
 
 

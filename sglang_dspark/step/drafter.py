@@ -11,6 +11,7 @@ from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 
 from sglang_dspark.models.checkpoint import local_folder
+from sglang_dspark.models.families import refuse_recurrent_target
 from sglang_dspark.settings.flags import ALGORITHM
 from sglang_dspark.step.context import DraftContext
 from sglang_dspark.step.draft_graph import DraftGraph
@@ -33,6 +34,7 @@ class Drafter:
         # The engine has a Qwen3DSparkModel of its own for its built-in DSPARK; this process runs ours.
         ModelRegistry.register("sglang_dspark.models", overwrite=True)
         target = target_worker.model_runner
+        refuse_recurrent_target(target.model_config)
         bundle = build_draft_tp_worker(
             server_args=server_args,
             gpu_id=gpu_id,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dspark_kernels.survival import best_tokens, calibrated_survival
+from dspark_kernels.types import upload
 from dspark_kernels.windows import allocate_windows
 from dspark_scheduler import Plan, Planner, survival
 from sglang_dspark.learning.confidence import Calibration
@@ -133,8 +134,7 @@ class AheadWindows(Policy):
         least = int(plan.low.sum())
         seconds = np.full(values.numel() + 1, np.inf)
         seconds[:least], seconds[least : least + len(plan.seconds)] = plan.seconds[0], plan.seconds
-        on_host = torch.from_numpy(seconds)
-        return on_host if self.on_cpu else on_host.pin_memory().to(values.device, non_blocking=True)
+        return upload(torch.from_numpy(seconds), values.device)
 
 
 POLICIES = {"static": StaticWindows, "causal": CausalWindows, "lagged": LaggedWindows, "ahead": AheadWindows}

@@ -14,7 +14,7 @@ import torch
 from dspark_kernels.ragged import RaggedBatch
 from dspark_kernels.random import draw_noise
 from dspark_kernels.requests import RequestTensors
-from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, SamplingRows, StepNoise
+from dspark_kernels.types import AcceptRule, BlockDraft, RequestRules, SamplingRows, StepNoise, upload
 from dspark_scheduler import Plan
 from sglang_dspark.learning.clock import StepTimes
 from sglang_dspark.settings.request import request_bounds
@@ -101,7 +101,7 @@ class Roster:
         greedy = [req.sampling_params.top_k == 1 for req in reqs]
         ends = [len(req.origin_input_ids) + req.sampling_params.max_new_tokens for req in reqs]
         numbers = torch.tensor([[s.seed for s in states], ends, [s.steps for s in states]], dtype=torch.int64)
-        seeds, ends, steps = numbers.to(device, non_blocking=True)
+        seeds, ends, steps = upload(numbers, device)
         rules = request_rules(states, greedy, rule, device)
         return cls(key, states, np.array(greedy), sampling_rows(reqs, device), rules, seeds, ends, steps)
 
@@ -214,9 +214,7 @@ class Limits:
     @classmethod
     def of(cls, plan: Plan, step: Step) -> Limits:
         """One copy to the device, which waits for nothing."""
-        numbers, size = torch.from_numpy(plan.numbers), step.size
-        if step.anchors.is_cuda:
-            numbers = numbers.pin_memory().to(step.anchors.device, non_blocking=True)
+        numbers, size = upload(torch.from_numpy(plan.numbers), step.anchors.device), step.size
         low, high, windows = numbers[2:].view(3, size)
         high = torch.minimum(high, step.room).clamp_(min=0)
         return cls(numbers[:1], torch.minimum(low, high), high, torch.minimum(windows, high))

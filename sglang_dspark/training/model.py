@@ -21,7 +21,8 @@ from torch import nn
 
 from dspark_kernels.confidence import ConfidenceHead
 from dspark_kernels.markov import HEADS
-from sglang_dspark.models.draft_config import DraftConfig, flatten_keys
+from sglang_dspark.models.draft_config import DraftCheckpointError, DraftConfig, flatten_keys
+from sglang_dspark.models.families import TRAINED_ARCHITECTURES
 
 
 class RMSNorm(nn.Module):
@@ -116,6 +117,11 @@ class TrainableDraft(nn.Module):
         super().__init__()
         self.raw = flatten_keys(raw)
         self.config = c = DraftConfig.from_dict(raw)
+        if c.architecture not in TRAINED_ARCHITECTURES:
+            raise DraftCheckpointError(
+                f"a draft of architecture {c.architecture} is served, but not trained or measured offline; "
+                f"that is for {', '.join(TRAINED_ARCHITECTURES)}"
+            )
         for name, weight in (("embedding", embedding), ("lm_head", lm_head)):
             if tuple(weight.shape) != (c.vocab_size, c.hidden_size):
                 raise ValueError(

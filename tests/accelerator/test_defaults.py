@@ -14,6 +14,7 @@ from sglang.srt.runtime_context import override_platform
 from sglang.srt.server_args import ServerArgs
 
 from sglang_dspark.accelerator.backends import check_backend, default_backend
+from sglang_dspark.accelerator.defaults import reserve_step
 from sglang_dspark.accelerator.refusals import STARTS
 from sglang_dspark.settings.config import ConfigError, DSparkConfig
 from sglang_dspark.settings.flags import ALGORITHM, attach
@@ -130,6 +131,46 @@ def test_heads_beyond_fa3_and_sinks_on_ampere_take_our_triton():
     assert default_backend((8, 0), 64, True, "triton") == "dspark_triton"
     assert default_backend((9, 0), 64, True, "fa3") == "fa3"
     assert default_backend((10, 0), 192, False, "fa4") == "fa4"  # the engine's, for values of another size than keys
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """A GPU of so many GiB."""
+    from sglang.srt.utils import common
+
+    def of(gib: int) -> None:
+        monkeypatch.setattr(common, "get_device_memory_capacity", lambda device=None: gib * 1024)
+
+    return of
+
+
+def arguments(requests=None, fraction=None):
+    return SimpleNamespace(
+        max_running_requests=requests, mem_fraction_static=0.8, _raw_input={"mem_fraction_static": fraction}
+    )
+
+
+@pytest.mark.parametrize(("gib", "vocab", "requests"), [(80, 151_936, 48), (6, 262_144, 24), (2, 262_144, 6)])
+def test_the_default_number_of_requests_is_one_whose_step_fits(memory, gib, vocab, requests):
+    memory(gib)
+    given = arguments()
+    reserve_step(given, SimpleNamespace(block_size=7, vocab_size=vocab, support_size=vocab))
+    assert given.max_running_requests == requests
+
+
+def test_the_users_number_of_requests_gets_its_room_and_a_pool_of_the_users_stays(memory):
+    """256 requests of gamma 7 keep gigabytes of logits and laws: without the reserve the pool has taken them."""
+    memory(80)
+    draft = SimpleNamespace(block_size=7, vocab_size=151_936, support_size=151_936)
+    few, many, sized = arguments(16), arguments(256), arguments(256, fraction=0.8)
+    for given in (few, many, sized):
+        reserve_step(given, draft)
+    reserved = [(0.8 - given.mem_fraction_static) * 80 * GIB for given in (few, many)]
+    assert 0 < reserved[0] < reserved[1] / 5 and GIB < reserved[1] < 4 * GIB
+    assert sized.mem_fraction_static == 0.8 and sized.max_running_requests == many.max_running_requests == 256
 
 
 REFUSED = {

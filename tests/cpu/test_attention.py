@@ -20,7 +20,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_dspark.cpu.attention.backend import LONG_ROWS, CpuAttentionBackend
+from sglang_dspark.cpu.attention.backend import PIECE_ROWS, CpuAttentionBackend
 from sglang_dspark.cpu.attention.kernel import attention_kernel
 from sglang_dspark.cpu.attention.plan import AttentionPlan
 from sglang_dspark.cpu.pool import CpuKVPool
@@ -124,7 +124,7 @@ def test_extend_is_causal_with_any_prefix_and_any_number_of_rows(seed):
     rng = np.random.default_rng(100 + seed)
     prefix, pool_rows = random_lengths(rng, 0, 60)
     prefix[0] = 0
-    rows = rng.integers(1, 3 * LONG_ROWS, REQUESTS)  # both the compiled kernel and the path of long prompts
+    rows = rng.integers(1, 3 * PIECE_ROWS, REQUESTS)  # whole requests and requests cut into pieces
     batch = batch_of(ForwardMode.EXTEND, prefix + rows, extend_seq_lens_cpu=rows.tolist())
     World(seed=seed).check(batch, AttentionPlan.of(rows, prefix + rows, pool_rows))
 

@@ -3,7 +3,8 @@
 One call serves a whole batch of one layer. Work is cut into (request, kv head) items, which the threads of torch's own
 OpenMP team take from a shared counter; each item reads its keys and values straight from the pool, once for all query
 heads and rows, so nothing is gathered, padded or converted in memory. torch's fused attention needs both: at 16 requests
-of 512 tokens its gather alone costs more than all of this (benchmarks/results/cpu_overhead.md).
+of 512 tokens its gather alone costs more than all of this (benchmarks/results/cpu_overhead.md), and a prompt's chunk of
+512 rows takes it two to four times as long.
 
 The softmax is the online one (Milakov and Gimelshein 2018) over tiles of keys, accumulated in float32. A row's result
 depends on its query and its keys only, to the last bit: not on the rows beside it, nor on the threads.

@@ -47,7 +47,10 @@ class PagedAttention:
     ) -> None:
         """Write the planned requests' rows of `out`.
 
-        Args as in `attend_per_request`; q ``[rows, heads, head size]`` may be a slice of a wider row.
+        Args:
+            q: ``[rows, heads, head size]``, which may be a slice of a wider row; out: the same shape, dense.
+            key_pool, value_pool: ``[slots, kv heads, head size]``; scale: of the logits.
+            causal: row i of a request's n sees the keys up to its own; else every row sees all keys of its request.
         """
         heads, head_dim = q.shape[1], q.shape[2]
         kv_heads, threads = key_pool.shape[1], torch.get_num_threads()

@@ -39,9 +39,14 @@ class AttentionPlan:
     def total_rows(self) -> int:
         return int(self.rows.sum())
 
-    def only(self, chosen: np.ndarray) -> AttentionPlan:
-        """The plan of the chosen requests, bool ``[R]``; their rows stay where they are in the batch."""
-        return AttentionPlan(self.rows[chosen], self.keys[chosen], self.pool_rows[chosen], self.first_row[chosen])
+    def in_pieces(self, most: int) -> AttentionPlan:
+        """The same rows as pieces of at most `most` rows, each with the keys up to its own last row (causal only)."""
+        pieces = -(-self.rows // most)
+        request = np.repeat(np.arange(len(self.rows)), pieces)
+        start = (np.arange(len(request)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
+        rows = np.minimum(most, self.rows[request] - start)
+        keys = (self.keys - self.rows)[request] + start + rows
+        return AttentionPlan(rows, keys, self.pool_rows[request], self.first_row[request] + start)
 
 
 def plan_forward(forward_batch) -> AttentionPlan:
