@@ -22,7 +22,8 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 
 def tool(name: str, *arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
-    """Run a program that stands beside Python; its output is one text."""
+    """Run a program that stands beside Python, on this checkout; its output is one text."""
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, dict.fromkeys(PACKAGES.values())))} | environment
     command = [Path(sys.executable).with_name(name), *arguments]
     return subprocess.run(
         list(map(str, command)),

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 VOCAB_SIZE = 512
 LOGIT_STD = 4.0
@@ -54,19 +61,21 @@ def tiny_target(
     kv_heads: int = 2,
     context: int = 2048,
     tie_embeddings: bool = False,
+    words: int | None = None,
 ) -> Path:
     """Write a tiny random target (config, float32 safetensors, tokenizer with a chat template) and return its folder.
 
     Args:
         directory: an empty or missing folder.
         architecture: ``"llama"`` or ``"qwen3"`` (the latter has q/k norms and a head size that is not hidden/heads).
-        seed: of the weights; layers, hidden, heads, kv_heads, context: the shape; the vocabulary is `VOCAB_SIZE`.
+        seed: of the weights; layers, hidden, heads, kv_heads, context: the shape.
+        words: a vocabulary of that many whole words, for tests that enumerate it; None is byte-level BPE of `VOCAB_SIZE`.
 
     Raises:
         ValueError: an unknown architecture.
     """
     shape = {
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": words or VOCAB_SIZE,
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
         "num_hidden_layers": layers,
@@ -88,7 +97,10 @@ def tiny_target(
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    save_tokenizer(folder, context)
+    if words is None:
+        save_tokenizer(folder, context)
+    else:
+        save_word_tokenizer(folder, words)
     return folder
 
 
@@ -131,3 +143,11 @@ def save_tokenizer(folder: Path, context: int) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+
+
+def save_word_tokenizer(folder: Path, words: int) -> None:
+    """Write a tokenizer of whole words w0, w1, ...; anything else is <unk>. Token 1 is the mask and token 2 the end."""
+    names = ["<unk>", "<mask>", "<end>"] + [f"w{i}" for i in range(words - 3)]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>").save_pretrained(folder)

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from sglang_dspark.models.checkpoint import read_draft_config
 from sglang_dspark.training.model import load_draft
-from tests.engine.draft_block import CONTEXTS, block_states, engine_draft
 from tests.engine.tiny import tiny_target
 from tests.engine.tiny_draft import tiny_draft
+from tests.models.draft_block import CONTEXTS, block_states, engine_draft
 
 VARIANTS = {
     "qwen-vanilla": {},

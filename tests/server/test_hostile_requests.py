@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from sglang_dspark.bench.local import LocalServer
 from tests.engine.tiny import VOCAB_SIZE
 from tests.server.hostile import BODIES, Attack, attacks, malformed
-from tests.server.live import Server
 
 TEXT = {"text": "The river ran", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
 BOUND = str(VOCAB_SIZE)
@@ -89,7 +89,7 @@ LISTED = [
 ]  # fmt: skip
 
 
-def send(server: Server, attack: Attack, timeout: float = 60) -> tuple[int, str]:
+def send(server: LocalServer, attack: Attack, timeout: float = 60) -> tuple[int, str]:
     """Status and text of the answer; status 0 where none came."""
     try:
         answer = httpx.post(
@@ -139,7 +139,7 @@ def test_a_stop_pattern_still_stops_where_it_did(unharmed):
     assert whole["text"].startswith(stopped["text"]) and len(stopped["text"]) < len(whole["text"])
 
 
-def faults(server: Server, sent: list[Attack]) -> list[str]:
+def faults(server: LocalServer, sent: list[Attack]) -> list[str]:
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda attack: send(server, attack), sent))
     return [

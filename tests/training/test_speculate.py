@@ -10,35 +10,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from sglang_dspark.training.generate import Generator, Request
 from sglang_dspark.training.model import TrainableDraft
 from sglang_dspark.training.speculate import Speculator
 from sglang_dspark.training.target import SlotView, Target
+from tests.engine.tiny import tiny_target
 from tests.training.drafts import random_draft
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> Target:
-    from tests.training.test_train_draft import save_word_tokenizer
-
-    folder = tmp_path_factory.mktemp("llama")
-    save_word_tokenizer(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        eos_token_id=2,
-        bos_token_id=1,
-        initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    folder = tiny_target(tmp_path_factory.mktemp("llama"), "llama", hidden=32, words=64)
     return Target(folder, (0, 2), dtype=torch.float32)
 
 

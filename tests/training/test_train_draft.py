@@ -12,42 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 from typer.testing import CliRunner
 
 from sglang_dspark.training.model import load_draft
+from tests.engine.tiny import tiny_target
 
 PROMPTS = [f"{a} {b} {c}" for a in ("tell", "write", "solve") for b in ("me", "a", "the") for c in "abcdefg"]
 
 
-def save_word_tokenizer(folder: Path) -> None:
-    """A tokenizer of 64 words, one of which is the mask and one the end."""
-    words = ["<unk>", "<mask>", "<end>"] + [f"w{i}" for i in range(61)]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>").save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
-def tiny_target(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    save_word_tokenizer(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        eos_token_id=2,
-        initializer_range=0.4,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+def target(tmp_path_factory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"), "qwen3", hidden=32, tie_embeddings=True, words=64)
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +54,10 @@ SETTINGS = (
 )
 
 
-def test_one_command_makes_a_draft_that_loads_and_a_second_run_finds_it_done(tmp_path, tiny_target, prompts_file):
+def test_one_command_makes_a_draft_that_loads_and_a_second_run_finds_it_done(tmp_path, target, prompts_file):
     out = tmp_path / "draft"
     pairs = [x for pair in SETTINGS.split() for x in ("--set", pair)]
-    arguments = ("--out", out, "--target", tiny_target, "--prompts", prompts_file, *pairs)
+    arguments = ("--out", out, "--target", target, "--prompts", prompts_file, *pairs)
     result = command(*arguments)
     assert result.exit_code == 0, result.output
     state = torch.load(tmp_path / "draft.work" / "checkpoint.pt", weights_only=True)
@@ -96,7 +72,7 @@ def test_one_command_makes_a_draft_that_loads_and_a_second_run_finds_it_done(tmp
         "tokenizer.json",
     ):
         assert (out / name).exists(), name
-    weights = tiny_target_weights(tiny_target)
+    weights = target_weights(target)
     draft = load_draft(out, weights, weights)
     assert draft.config.architecture == "Qwen3DSparkModel" and draft.config.enable_hidden_confidence_head
     log = json.loads((out / "training_log.json").read_text())
@@ -112,12 +88,12 @@ def test_one_command_makes_a_draft_that_loads_and_a_second_run_finds_it_done(tmp
     assert other.exit_code == 1 and "rank" in other.output
 
 
-def tiny_target_weights(folder: Path) -> torch.Tensor:
+def target_weights(folder: Path) -> torch.Tensor:
     return Qwen3ForCausalLM.from_pretrained(folder).get_input_embeddings().weight
 
 
-def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path, tiny_target):
-    result = command("--out", tmp_path / "x" / "draft", "--target", tiny_target, "--dry-run", "--device", "cpu")
+def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path, target):
+    result = command("--out", tmp_path / "x" / "draft", "--target", target, "--dry-run", "--device", "cpu")
     assert result.exit_code == 0 and "parameters" in result.output
     assert not list(tmp_path.rglob("*.json"))
 
@@ -133,7 +109,7 @@ def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path, tiny_target):
         (("--target", "/nowhere"), "config.json"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once_in_one_line(tmp_path, tiny_target, arguments, word):
-    result = command("--target", tiny_target, "--out", tmp_path / "draft", "--device", "cpu", *arguments)
+def test_what_cannot_work_is_refused_at_once_in_one_line(tmp_path, target, arguments, word):
+    result = command("--target", target, "--out", tmp_path / "draft", "--device", "cpu", *arguments)
     assert result.exit_code in (1, 2) and word in result.output
     assert "Traceback" not in result.output

@@ -66,7 +66,7 @@ def test_ranks_with_skewed_clocks_and_one_cost_file_start_together(tmp_path, mon
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     if cost_model == "auto":
-        from tests.engine.test_runtime import BODY
+        from tests.step.test_speculation import BODY
 
         save_measurement(tmp_path / "0" / "cost.json", speculation.COST_KIND, PRINT, BODY)
     torch.multiprocessing.spawn(work, (port, tmp_path, cost_model), nprocs=2)

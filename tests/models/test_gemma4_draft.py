@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 
 from sglang_dspark.models.checkpoint import check_draft_folder, read_draft_config
 from sglang_dspark.models.draft_config import DraftCheckpointError
-from tests.engine.draft_block import CONTEXTS, block_states, engine_draft
 from tests.engine.tiny import MASK_ID, VOCAB_SIZE
 from tests.engine.tiny_draft import random_tensors
+from tests.models.draft_block import CONTEXTS, block_states, engine_draft
 
 D, HEADS, HEAD_DIM = 64, 4, 512  # the published head size, with its one head of keys
 CONFIG = {
