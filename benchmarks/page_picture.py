@@ -96,8 +96,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images/page.png"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = start(Path(folder) / "server.log", "--max-running-requests", "32", "--log-level", "error", common=(),
-                       timeout=600)
+        server = start(
+            Path(folder) / "server.log", "--max-running-requests", "32", "--log-level", "error", common=(), timeout=600
+        )
         load = None
         try:
             load = Load(server)
