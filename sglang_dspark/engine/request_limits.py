@@ -8,6 +8,7 @@ the field, the value and the limit.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,7 @@ from sglang_dspark.engine.hooks import AROUND, BEFORE, Hook
 INT32 = 2**31 - 1
 MOST_CHOICES = 4096  # of one prompt; each is a request of its own
 HOTTEST = 1e6  # a temperature; far above, masked logits become NaN when they are divided
+SHORT_TEXT = 1 << 20  # characters; a text up to here is read in any case
 MOST_DIGITS = 40  # of a value that a message repeats
 
 
@@ -176,6 +178,25 @@ def check(request: Request) -> None:
             raise ValueError(message)
 
 
+def _refuse_long_texts(manager, texts, *args, **kwargs) -> None:
+    """Runs before a text becomes tokens, which takes seconds for ten megabytes, in the one loop that answers everybody: a
+    text of more characters than the context's tokens could hold is longer than the context."""
+    if manager.allow_auto_truncate or manager.tokenizer is None:
+        return
+    most = max(SHORT_TEXT, manager.context_len * longest_token(manager.tokenizer))
+    for text in [texts] if isinstance(texts, str) else texts:
+        if isinstance(text, str) and len(text) > most:
+            raise ValueError(
+                f"the prompt has {len(text)} characters: more than fit into the context of {manager.context_len} tokens"
+            )
+
+
+@functools.cache
+def longest_token(tokenizer) -> int:
+    """Characters of the longest entry of a tokenizer."""
+    return max(map(len, tokenizer.get_vocab()), default=1)
+
+
 def _normalised(original, obj, *args, **kwargs) -> None:
     """Runs before anything else looks at a generation. Whatever the engine's reading of its fields raises is about them:
     lists that do not fit each other, or values of a type that the route's schema let pass."""
@@ -186,6 +207,8 @@ def _normalised(original, obj, *args, **kwargs) -> None:
             raise ValueError(f"sampling_params.n {_short(choices)}: 1 to {MOST_CHOICES} choices of a prompt")
     try:
         original(obj, *args, **kwargs)
+        if not obj.is_single:
+            obj[obj.batch_size - 1]  # a list that is too short has nothing for the last prompt
     except (TypeError, IndexError, KeyError, AttributeError) as error:
         raise ValueError(f"the request's fields do not fit each other ({type(error).__name__}: {error})") from error
 
@@ -200,6 +223,12 @@ def _check_one(manager, obj, input_ids) -> None:
 
 HOOKS = (
     Hook("sglang.srt.managers.io_struct:GenerateReqInput.normalize_batch_and_arguments", AROUND, _normalised, ()),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager._tokenize_texts",
+        BEFORE,
+        _refuse_long_texts,
+        ("texts", "is_cross_encoder"),
+    ),
     Hook(
         "sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request",
         BEFORE,
