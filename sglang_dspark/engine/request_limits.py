@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import regex
@@ -23,6 +24,7 @@ INT32 = 2**31 - 1
 MOST_CHOICES = 4096  # of one prompt; each is a request of its own
 HOTTEST = 1e6  # a temperature; far above, masked logits become NaN when they are divided
 SHORT_TEXT = 1 << 20  # characters; a text up to here is read in any case
+LONG_PATTERN = 256  # SGLang's limit in bytes
 MOST_DIGITS = 40  # of a value that a message repeats
 
 
@@ -32,7 +34,7 @@ class Request:
 
     Args:
         fields: the engine's request object, of one prompt. sampling: its sampling parameters. ids: its prompt's tokens.
-        vocabulary: rows of the model's embedding; tokens: entries of the tokenizer, at most as many.
+        vocabulary: rows of the model's embedding; tokens: one more than the tokenizer's highest id, at most as many.
     """
 
     fields: Any
@@ -44,7 +46,7 @@ class Request:
     @classmethod
     def of(cls, manager, obj, ids: list[int] | None) -> Request:
         vocabulary = manager.model_config.vocab_size
-        tokens = vocabulary if manager.tokenizer is None else min(vocabulary, len(manager.tokenizer))
+        tokens = min(vocabulary, extent_of(manager.tokenizer)[0] or vocabulary)
         return cls(obj, obj.sampling_params or {}, ids or [], vocabulary, tokens)
 
 
@@ -88,7 +90,7 @@ def _between(low: float, high: float) -> Callable[[Any, Request], bool]:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _in_vocabulary(value: object, request: Request) -> bool:
@@ -101,13 +103,15 @@ def _biased(value: tuple, request: Request) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _compiles(pattern: object, _: Request) -> bool:
     """Whether a stop pattern is one for both who read it: the engine bounds its length by `re`, and we match by `regex`."""
     if not isinstance(pattern, str):
         return False
+    if len(pattern) > LONG_PATTERN:
+        return True  # the engine refuses its length, and to read it would take long
     try:
         re.compile(pattern)
         regex.compile(pattern)
@@ -170,7 +174,7 @@ def check(request: Request) -> None:
     """Raise ValueError, which the engine answers with a 400, for a request outside the table or without any prompt."""
     if not request.ids and request.fields.input_embeds is None and not request.fields.session_params:
         raise ValueError("the prompt is empty: send a text or at least one token id")
-    for token in request.ids:
+    for token in (min(request.ids, default=0), max(request.ids, default=0)):
         if not 0 <= token < request.tokens:
             raise ValueError(f"input_ids {_short(token)}: a token id is from 0 to below {request.tokens}")
     for row in LIMITS:
@@ -181,9 +185,10 @@ def check(request: Request) -> None:
 def _refuse_long_texts(manager, texts, *args, **kwargs) -> None:
     """Runs before a text becomes tokens, which takes seconds for ten megabytes, in the one loop that answers everybody: a
     text of more characters than the context's tokens could hold is longer than the context."""
-    if manager.allow_auto_truncate or manager.tokenizer is None:
+    _, longest = extent_of(manager.tokenizer)
+    if manager.allow_auto_truncate or not longest:
         return
-    most = max(SHORT_TEXT, manager.context_len * longest_token(manager.tokenizer))
+    most = max(SHORT_TEXT, manager.context_len * longest)
     for text in [texts] if isinstance(texts, str) else texts:
         if isinstance(text, str) and len(text) > most:
             raise ValueError(
@@ -192,9 +197,10 @@ def _refuse_long_texts(manager, texts, *args, **kwargs) -> None:
 
 
 @functools.cache
-def longest_token(tokenizer) -> int:
-    """Characters of the longest entry of a tokenizer."""
-    return max(map(len, tokenizer.get_vocab()), default=1)
+def extent_of(tokenizer) -> tuple[int, int]:
+    """One more than a tokenizer's highest id, and the characters of its longest entry; zeros where it does not tell."""
+    entries = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    return max(entries.values(), default=-1) + 1, max(map(len, entries), default=0)
 
 
 def _normalised(original, obj, *args, **kwargs) -> None:

@@ -117,7 +117,7 @@ def test_a_request_outside_the_models_limits_is_a_400_that_says_which(unharmed, 
 
 
 def test_a_stop_pattern_that_runs_for_ever_ends_its_request_and_holds_nobody(unharmed):
-    slow = {"max_new_tokens": 400, "ignore_eos": True, "stop_regex": r"(([a-z ])+.)+[A-Z]([a-z ])+~$"}
+    slow = {"max_new_tokens": 400, "ignore_eos": True, "stop_regex": r"(?:.|..)+\d{9}$"}
     with ThreadPoolExecutor() as pool:
         began = time.monotonic()
         held = pool.submit(
@@ -125,7 +125,7 @@ def test_a_stop_pattern_that_runs_for_ever_ends_its_request_and_holds_nobody(unh
         )
         neighbour = unharmed.generate("Snow fell", max_new_tokens=16, temperature=0)
         status, text = held.result()
-    assert status == 400 and "stop_regex" in text and "50 ms" in text, (status, text[:300])
+    assert status == 400 and "stop_regex" in text and "simplify it" in text, (status, text[:300])
     assert neighbour and time.monotonic() - began < 30
 
 
