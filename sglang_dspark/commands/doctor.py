@@ -16,6 +16,8 @@ import typer
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 LEAST_FREE_BYTES = 4 << 30
+# Inputs and outputs of the demo target's products: attention's two, the MLP's two, the vocabulary's.
+DEMO_PRODUCTS = ((576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152))
 VERSIONS = ("torch", "transformers", "triton", "numpy", "sglang-kernel")
 
 
@@ -94,6 +96,26 @@ def device() -> Iterator[Finding]:
         yield Finding("device", f"{name} (our CPU platform stays out of the way)")
     else:
         yield Finding("device", f"CPU, dtype {default_dtype()}, {torch.get_num_threads()} threads")
+
+
+def exactness() -> Iterator[Finding]:
+    """Whether the demo target's texts can be equal to the bit in any batch on this processor."""
+    from sglang_dspark.cpu import accelerator_present, default_dtype
+
+    if accelerator_present():
+        yield Finding("exact texts", "SGLang's kernels: see docs/compatibility.md, Equality")
+        return
+    import torch
+
+    from sglang_dspark.cpu.row_counts import row_counts
+
+    found = {shape: row_counts(*shape, getattr(torch, default_dtype())) for shape in DEMO_PRODUCTS}
+    lost = [f"{i} to {o}" for (i, o), counts in found.items() if not counts.exact]
+    if lost:
+        yield Finding("exact texts", f"not on this machine: texts may depend on the batch (products {', '.join(lost)})")
+        return
+    padded = [f"{i} to {o} at {', '.join(map(str, c.padded))} rows" for (i, o), c in found.items() if c.padded]
+    yield Finding("exact texts", f"yes, {default_dtype()}, padding {'; '.join(padded) or 'nothing'}")
 
 
 def versions() -> Iterator[Finding]:
@@ -193,4 +215,4 @@ def digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-CHECKS = (machine, device, versions, interface, plugins, demo)
+CHECKS = (machine, device, exactness, versions, interface, plugins, demo)

@@ -9,6 +9,7 @@ import os
 
 PLATFORM_CLASS = "sglang_dspark.cpu.platform.DSparkCpuPlatform"
 ATTENTION_BACKEND = "dspark_cpu"
+EXACTNESS = "dspark_exactness"  # the attribute of a target in which `exact` leaves what it found
 CPUINFO = "/proc/cpuinfo"
 
 

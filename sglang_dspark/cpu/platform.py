@@ -32,6 +32,10 @@ class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def post_load_model(self, model) -> None:
         refuse_layers(model)
+        if hasattr(model, "logits_processor"):  # a draft has none, and no text depends on its bits
+            from sglang_dspark.cpu.exact import make_exact
+
+            make_exact(model)
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND

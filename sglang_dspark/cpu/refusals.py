@@ -55,7 +55,7 @@ ARGUMENTS = (
             "--speculative-algorithm {}: a plain CPU runs DSPARK_LOAD_AWARE or none"),
     Refusal("enable_torch_compile", bool, "--enable-torch-compile: needs a C++ compiler; drop the flag"),
     Refusal("enable_deterministic_inference", bool,
-            "--enable-deterministic-inference: not on a plain CPU; send a seed with the request instead"),
+            "--enable-deterministic-inference: its kernels need Triton, and no text depends on the batch here; drop the flag"),
     Refusal("enable_lora", bool, "--enable-lora: adapters need Triton kernels; merge the adapter into the weights"),
     Refusal("lora_paths", bool, "--lora-paths: adapters need Triton kernels; merge the adapter into the weights"),
     Refusal("enable_hierarchical_cache", bool,

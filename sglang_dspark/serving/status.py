@@ -26,6 +26,7 @@ def status_of(worker) -> dict:
         "gamma": totals.gamma,
         "why_not_trimmed": why_not_trimmed(speculation),
         "not_saved": speculation.not_saved,
+        "exactness": exactness_of(worker.model_runner.model),
         **counts_of(totals),
         "acceptance": acceptance_of(totals, survival),
         "calibration_error": speculation.calibration.ece(),
@@ -38,6 +39,14 @@ def status_of(worker) -> dict:
         "fingerprint": dataclasses.asdict(speculation.fingerprint),
         "state_folder": str(speculation.folder),
     }
+
+
+def exactness_of(model) -> dict | None:
+    """Which products of the target are padded so that no text depends on the batch, and which cannot be mended."""
+    from sglang_dspark.cpu import EXACTNESS
+
+    found = getattr(model, EXACTNESS, None)
+    return None if found is None else dataclasses.asdict(found)
 
 
 def counts_of(totals) -> dict:

@@ -1,23 +1,27 @@
-"""SGLang's RMSNorm and rotary embedding sent to the compiled versions of `rows`, through its table of out-of-tree forwards.
+"""SGLang's RMSNorm, rotary embedding and gated activations sent to the compiled versions of `rows`.
 
-What those do not cover (other dtypes or shapes, options that few models use) goes to SGLang's own torch version.
+They come through its table of out-of-tree forwards. What they do not cover (other dtypes or shapes, options that few
+models use) goes to SGLang's own torch version.
 """
 
 from __future__ import annotations
 
 import torch
 
-from sglang_dspark.cpu.attention.rows import KINDS, rms_norm, rotate
+from sglang_dspark.cpu.attention.rows import GELU_TANH, KINDS, SILU, gate, rms_norm, rotate
 
 
 def register() -> None:
-    """Register both for this platform's dispatch key; before the first forward of any layer."""
+    """Register them for this platform's dispatch key; before the first forward of any layer."""
     from sglang.kernels.fused_op import BaseFusedOp
+    from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
     from sglang.srt.layers.layernorm import RMSNorm
     from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
     from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
 
     BaseFusedOp.register_oot_forward(RMSNorm, norm_forward, "native")
+    BaseFusedOp.register_oot_forward(SiluAndMul, silu_forward, "native")
+    BaseFusedOp.register_oot_forward(GeluAndMul, gelu_forward, "native")
     for kind in (RotaryEmbedding, Llama3RotaryEmbedding):
         BaseFusedOp.register_oot_forward(kind, rotary_forward, "native")
 
@@ -46,3 +50,17 @@ def rotary_forward(self, positions, query, key, offsets=None, fused_set_kv_buffe
             and self.cos_sin_cache.dtype in KINDS):  # fmt: skip
         return rotate(positions, query, key, self.cos_sin_cache, self.head_size)
     return self.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
+
+
+def silu_forward(self, x):
+    """SiluAndMul.forward: x ``[rows, 2 * size]``."""
+    return gate(x, SILU) if _gates(x) else self.forward_native(x)
+
+
+def gelu_forward(self, x):
+    """GeluAndMul.forward: x ``[rows, 2 * size]``; the form with erf is SGLang's own."""
+    return gate(x, GELU_TANH) if self.approximate == "tanh" and _gates(x) else self.forward_native(x)
+
+
+def _gates(x) -> bool:
+    return x.dtype in KINDS and _rows_of(x.dtype, x) and not torch.is_grad_enabled()
