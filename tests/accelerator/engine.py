@@ -54,7 +54,7 @@ class Engine:
 
         arguments = ServerArgs(
             model_path=str(target), dtype="float32", max_total_tokens=2048, max_running_requests=MOST,
-            log_level="error", speculative_algorithm=ALGORITHM, speculative_draft_model_path=str(draft),
+            log_level="error", speculative_algorithm=ALGORITHM, speculative_draft_model_path=str(draft), random_seed=1,
         )  # fmt: skip
         attach(arguments, DSparkConfig(verify_mode="static", calibration="off"))
         arguments.resolve_once()
