@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sglang_dspark.models.families import ARCHITECTURES, GEMMA4_ARCHITECTURES, PLAIN_ARCHITECTURES, why_refused
+from sglang_dspark.models.families import (
+    ARCHITECTURES,
+    GEMMA4_ARCHITECTURES,
+    PLAIN_ARCHITECTURES,
+    architecture_of,
+    why_refused,
+)
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 _NESTED_KEYS = ("dspark_config", "dflash_config")
@@ -137,7 +143,7 @@ class DraftConfig:
         reason = why_refused(flat)
         if reason is not None:
             raise DraftCheckpointError(f"draft config: {reason}")
-        architecture = (flat.get("architectures") or ["(none)"])[0]
+        architecture = architecture_of(flat)
         if architecture in GEMMA4_ARCHITECTURES:
             flat = gemma4_keys(flat)
         heads = _integer(flat, "num_attention_heads")

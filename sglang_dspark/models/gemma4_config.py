@@ -10,7 +10,7 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from sglang_dspark.models.draft_config import gemma4_keys
-from sglang_dspark.models.families import GEMMA4_ARCHITECTURES
+from sglang_dspark.models.families import GEMMA4_ARCHITECTURES, architecture_of
 
 PARSE = "sglang.srt.utils.hf_transformers.config.HfModelConfigParser.parse"
 
@@ -38,7 +38,7 @@ def _draft_config(model, revision: str | None) -> Gemma4DSparkConfig | None:
         raw, _ = PretrainedConfig.get_config_dict(model, revision=revision)
     except (OSError, ValueError):
         return None  # the engine says it better
-    if (raw.get("architectures") or [None])[0] not in GEMMA4_ARCHITECTURES:
+    if architecture_of(raw) not in GEMMA4_ARCHITECTURES:
         return None
     flat = gemma4_keys(raw)
     rope = flat.get("rope_parameters") or {}
