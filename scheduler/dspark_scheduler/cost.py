@@ -63,7 +63,7 @@ class AdditiveCostModel:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "theta", "draft"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or name != "draft":
                 object.__setattr__(self, name, checked_table(getattr(self, name), name))
         tiers = tuple(int(tier) for tier in self.tiers)
         if any(b <= a for a, b in zip((0, *tiers), tiers)):

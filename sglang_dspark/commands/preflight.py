@@ -52,11 +52,11 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str):
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
-            wrong = message.removeprefix(prefix).split()[0]
+            wrong = (message.removeprefix(prefix).split() or ["''"])[0]
             close = difflib.get_close_matches(wrong.partition("=")[0], self._option_string_actions, n=1)
             hint = f"did you mean {close[0]}?" if close else "`sglang-dspark serve --help-all` lists every flag"
             raise PreflightError(f"unknown flag {wrong}: {hint}")
-        raise PreflightError(message)
+        raise PreflightError(" ".join(message.split()))
 
 
 def make_parser() -> OneLineParser:

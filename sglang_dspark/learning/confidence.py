@@ -43,7 +43,9 @@ class Calibration:
         self.online = {kind: OnlineCalibrator(gamma) for kind in KINDS} if mode == "online" else {}
         self.recorder: Recorder | None = None  # keeps raw outcomes for `sglang-dspark calibrate`
         if mode not in ("online", "off"):
-            self.temperatures = np.asarray(SequentialTemperatureScaling.load(mode, fingerprint).temperatures)
+            self.temperatures = np.asarray(
+                SequentialTemperatureScaling.load(mode, fingerprint).temperatures, np.float64
+            )
         elif mode == "online" and (draft_folder / "sts.json").is_file():
             self.temperatures = draft_temperatures(draft_folder / "sts.json", head, gamma)
 
