@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dspark_scheduler import AdditiveCostModel, OnlineCostModel
-from dspark_scheduler.cost import table_at
+from dspark_scheduler.cost import checked_table, table_at
+from sglang_dspark.schema import first_fault
 
+COST_KIND = "server-cost"  # of the file that keeps a ServerCost
 _RATIO_MEMORY = 64.0  # steps over which the draft backbone's time is averaged
 _REFUTED = 1.5  # a backbone so many times quicker than believed is believed at once: what else runs can only delay it
+
+
+class _StoredCost(BaseModel):
+    """The JSON of a `ServerCost`; `model` is the scheduler's own."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+
+    model: dict[str, Any]
+    block: Annotated[list[list[float]], Field(min_length=2, max_length=2)]
+    gamma: Annotated[int, Field(ge=1)]
+    short: bool
 
 
 class ServerCost:
@@ -90,8 +105,10 @@ class ServerCost:
     @classmethod
     def from_dict(cls, body: dict, *, learn: bool) -> ServerCost:
         """Raises ValueError for anything that `to_dict` would not write."""
-        if set(body) != {"model", "block", "gamma", "short"}:
-            raise ValueError(f"not a server cost: keys {sorted(body)}")
-        model = AdditiveCostModel.from_dict(body["model"])
-        block = tuple(np.asarray(x, np.float64) for x in body["block"])
-        return cls(OnlineCostModel(model) if learn else model, block, int(body["gamma"]), bool(body["short"]))
+        try:
+            stored = _StoredCost.model_validate(body)
+        except ValidationError as error:
+            raise ValueError(f"not a server cost: {first_fault(error)}") from None
+        model = AdditiveCostModel.from_dict(stored.model)
+        block = checked_table(stored.block, "block")
+        return cls(OnlineCostModel(model) if learn else model, block, stored.gamma, stored.short)
