@@ -78,6 +78,8 @@ class DSparkConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ConfigError(f"{flag_of(name)} {value!r}: give a path or a keyword")
+        if self.record is not None and not isinstance(self.record, str):
+            raise ConfigError(f"record {self.record!r}: give a path")
 
     def _check_bounds(self) -> None:
         _whole_number("min_window", self.min_window, at_least=0, instead="use 0 to let windows close entirely")
@@ -131,8 +133,10 @@ class DSparkConfig:
         """Build a config from a mapping of field names; missing ones take their defaults.
 
         Raises:
-            ConfigError: an unknown key (the known ones are listed), or whatever the constructor refuses.
+            ConfigError: no mapping, an unknown key (the known ones are listed), or whatever the constructor refuses.
         """
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"settings are an object of names and values, not {settings!r:.80}")
         known = [field.name for field in fields(cls)]
         if unknown := sorted(str(key) for key in settings if key not in known):
             raise ConfigError(f"unknown setting {', '.join(unknown)}: the known ones are {', '.join(known)}")
