@@ -65,7 +65,8 @@ def _check_platform(args: argparse.Namespace) -> None:
 
     if cpu.activate() is not None:
         try:
-            refuse_arguments(vars(args))
+            # Another algorithm is not ours to judge here: SGLang itself asks the platform for it.
+            refuse_arguments(vars(args) | {"speculative_algorithm": None})
         except Refused as error:
             raise ConfigError(str(error)) from error
     elif args.device is not None and args.device.startswith("cuda") and not torch.cuda.is_available():

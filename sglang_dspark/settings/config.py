@@ -5,9 +5,9 @@ It is plain data (strings, numbers, None), so it travels to SGLang's scheduler p
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 from sglang_dspark.errors import UserError
 from sglang_dspark.models.draft_config import DraftConfig
@@ -121,7 +121,7 @@ class DSparkConfig:
         """Raise ConfigError where a cost or calibration file is named that does not exist."""
         for name, keywords in (("cost_model", COST_KEYWORDS), ("calibration", ("online", "off"))):
             value = getattr(self, name)
-            if value not in keywords and not Path(value).is_file():
+            if value not in keywords and not os.path.isfile(value):  # False too where the name or its folder is no good
                 raise ConfigError(f"{flag_of(name)} {value}: no such file, and not {' or '.join(keywords)}")
 
     def to_dict(self) -> dict:
