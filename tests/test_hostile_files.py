@@ -16,12 +16,16 @@ import numpy as np
 import pytest
 import yaml
 
-from dspark_scheduler import AdditiveCostModel, Fingerprint, OnlineCalibrator, SequentialTemperatureScaling
-from dspark_scheduler.fingerprint import load_measurement, save_measurement
+from dspark_scheduler import (
+    AdditiveCostModel,
+    Fingerprint,
+    OnlineCalibrator,
+    OnlineCostModel,
+    SequentialTemperatureScaling,
+)
 from sglang_dspark.commands import preflight
 from sglang_dspark.commands.flag_limits import check_flags
 from sglang_dspark.learning.confidence import draft_temperatures
-from sglang_dspark.learning.step_cost import COST_KIND, ServerCost
 from sglang_dspark.models.checkpoint import check_draft_folder, read_draft_config
 from sglang_dspark.models.draft_config import DraftConfig
 from sglang_dspark.models.engine_keys import check_engine_keys
@@ -120,16 +124,16 @@ def test_every_key_of_a_drafts_temperatures(tmp_path):
     assert served_or_one_line(bad_bytes(as_json(body).encode(), 3, 200), serve) > 50
 
 
-def cost_body() -> dict:
-    model = AdditiveCostModel(
-        0.01, ([1, 8], [0.0, 0.002]), ([1, 64], [0.01, 0.05]), (8, 16), 1e-7, ([1, 32], [1e-3, 4e-3])
-    )
-    return ServerCost(model, ([4, 64], [0.004, 0.02]), 4, True).to_dict()
+def write_cost(file: Path) -> None:
+    tables = ([1, 8], [0.0, 0.002]), ([1, 64], [0.01, 0.05])
+    AdditiveCostModel(
+        0.01, *tables, (8, 16), 1e-7, head=([1, 32], [1e-3, 4e-3]), block=([4, 64], [0.004, 0.02]), whole=4
+    ).save(file, MINE)
 
 
 def read_cost(file: Path) -> None:
-    cost = ServerCost.from_dict(load_measurement(file, COST_KIND, None), learn=True)
-    assert np.isfinite(cost.step_seconds(3, np.arange(1, 9))).all() and np.isfinite(cost.draft_seconds(6, 2))
+    cost = OnlineCostModel(AdditiveCostModel.load(file, None))
+    assert np.isfinite(cost.step_seconds(3, np.arange(1, 9))).all() and np.isfinite(cost.draft_seconds(3, 6, 2))
 
 
 def read_scaling(file: Path) -> None:
@@ -147,7 +151,7 @@ def write_learned(file: Path) -> None:
 
 
 MEASURED = {
-    "cost": (lambda file: save_measurement(file, COST_KIND, MINE, cost_body()), read_cost),
+    "cost": (write_cost, read_cost),
     "calibration": (
         lambda file: SequentialTemperatureScaling((1.0, 0.9, 1.1, 1.2), (0.1,), (0.05,), (9,)).save(file, MINE),
         read_scaling,

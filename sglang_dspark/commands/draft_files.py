@@ -41,13 +41,11 @@ def check_measured_files(config: DSparkConfig) -> None:
     Whether they were measured on this very server is known only when the engine has been built.
     Raises: ConfigError.
     """
-    from dspark_scheduler import SequentialTemperatureScaling
-    from dspark_scheduler.fingerprint import load_measurement
-    from sglang_dspark.learning.step_cost import COST_KIND, ServerCost
+    from dspark_scheduler import AdditiveCostModel, SequentialTemperatureScaling
 
     try:
         if config.cost_model not in COST_KEYWORDS:
-            ServerCost.from_dict(load_measurement(config.cost_model, COST_KIND, None), learn=False)
+            AdditiveCostModel.load(config.cost_model, None)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--cost-model {config.cost_model}: {error}") from error
     try:

@@ -81,7 +81,9 @@ class Running:
         )  # fmt: skip
         params.normalize(None)
         kv = Loose(kv_committed_len=asked.tokens)
-        self.req = Loose(rid=f"r{index}", sampling_params=params, output_ids=[], kv=kv, origin_input_ids=[0] * asked.tokens)
+        self.req = Loose(
+            rid=f"r{index}", sampling_params=params, output_ids=[], kv=kv, origin_input_ids=[0] * asked.tokens
+        )
         self.row, self.length, self.anchor, self.late = index + 1, asked.tokens, 11 + 46 * index, []
 
     def follow(self, length: int, tokens: list[int], overlap: bool) -> None:
