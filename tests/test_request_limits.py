@@ -14,7 +14,15 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, model_validator
 
-from sglang_dspark.engine.request_limits import LIMITS, MOST_CHOICES, Request, check
+from sglang_dspark.engine.request_limits import (
+    LIMITS,
+    MOST_CHOICES,
+    SHORT_TEXT,
+    Request,
+    _refuse_long_texts,
+    check,
+    extent_of,
+)
 from sglang_dspark.serving.bodies import add_handlers
 
 VOCABULARY, TOKENS, PROMPT = 512, 500, [1, 2, 3]
@@ -30,10 +38,10 @@ INSIDE = {
 }  # fmt: skip
 OUTSIDE = {
     "max_new_tokens": [-1, 2**31, 1.5, True, "8"], "min_new_tokens": [-1, 2**63], "top_k": [0, -2, 2**31, 1.0, True],
-    "temperature": [-0.1, 1.1e6, float("nan"), float("inf"), "hot"], "stream_interval": [0, -1],
+    "temperature": [True, -0.1, 1.1e6, float("nan"), float("inf"), "hot"], "stream_interval": [0, -1],
     "stop_token_ids": [[512], [-1], [1, 10**400], "a", [True]],
     "logit_bias": [{"512": 1}, {"-1": 1}, {"a": 1}, {"²": 1}, {"1": float("nan")}, {"1": "x"}, [1]],
-    "stop_regex": ["[", ["a", "("], r"\p{L}", "(" * 300, 5],
+    "stop_regex": ["[", ["a", "("], r"\p{L}", "(" * 200, 5],
     "custom_params": [{"a": [[1]]}, {"a": {"b": {}}}, {"a": 2**63}], "top_logprobs_num": [-1, 513, True],
     "token_ids_logprob": [[512], [-1], ["a"]], "logprob_start_len": [-2, 4], "multi_item_delimiter_indices": [[3], [-1]],
     "token_indices_to_pool": [[3], -1], "routed_experts_start_len": [-1, 4], "positional_embed_overrides": [[1], 5, {}],
@@ -77,6 +85,27 @@ def test_a_request_of_a_session_may_have_no_prompt_of_its_own():
     without = request(ids=[])
     without.fields.session_params = {"id": "s"}
     check(without)
+
+
+def test_a_tokenizer_with_holes_reaches_as_far_as_its_highest_id():
+    assert extent_of(Vocabulary({"a": 0, "longest": 9})) == (10, 7)
+    assert extent_of(None) == (0, 0)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_becomes_tokens():
+    """Ten megabytes take a tokenizer many seconds, in the loop that answers everybody."""
+    manager = SimpleNamespace(allow_auto_truncate=False, context_len=2048, tokenizer=Vocabulary({"a": 0, "longest": 9}))
+    _refuse_long_texts(manager, ["short", "a" * SHORT_TEXT])
+    for texts in ("a" * (SHORT_TEXT + 1), ["short", "a" * 10_000_000]):
+        with pytest.raises(ValueError, match="context of 2048 tokens"):
+            _refuse_long_texts(manager, texts)
+    manager.allow_auto_truncate = True
+    _refuse_long_texts(manager, "a" * 10_000_000)
+
+
+class Vocabulary:
+    def __init__(self, entries: dict[str, int]) -> None:
+        self.get_vocab = lambda: entries
 
 
 def test_fields_that_do_not_fit_each_other_are_an_error_of_the_request():

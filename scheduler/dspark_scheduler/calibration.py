@@ -124,10 +124,13 @@ class SequentialTemperatureScaling:
         save_measurement(path, "calibration", fingerprint, body)
 
     @classmethod
-    def load(cls, path: str | Path, fingerprint: Fingerprint) -> SequentialTemperatureScaling:
-        """Read temperatures fitted on exactly this; raises FingerprintMismatch naming what differs."""
+    def load(cls, path: str | Path, fingerprint: Fingerprint | None) -> SequentialTemperatureScaling:
+        """Read temperatures fitted on exactly this (None: on anything); raises FingerprintMismatch naming what differs."""
         body = load_measurement(path, "calibration", fingerprint)
-        return cls(**{name: tuple(values) for name, values in body.items()})
+        try:
+            return cls(**{name: tuple(values) for name, values in body.items()})
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} is not a calibration file: {error}") from error
 
 
 def _loss(objective: str, z: np.ndarray, y: np.ndarray, before: np.ndarray, temperature: float, bins: int) -> float:

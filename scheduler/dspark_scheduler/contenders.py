@@ -158,6 +158,7 @@ class Planned:
         plan = self.planner.plan(view.step, view.ids, view.context)
         if plan.skip_draft:
             return Decision(plan.low, 0, 0)
+        shape = self.planner.shape
         now = survival(view.confidence)
         self.planner.publish(view.step, view.ids, now)
         reads: dict[str, np.ndarray | ContextSurvival | None] = {
@@ -166,7 +167,6 @@ class Planned:
             "nothing": None,
         }
         windows = self.policy.windows(plan, reads[self.policy.reads])
-        shape = self.planner.shape
         slots = shape.slots(len(now), plan.draft_length, int(windows.sum()))
         return Decision(windows, int(slots), shape.run(plan.draft_length))
 

@@ -71,13 +71,13 @@ class AdditiveCostModel:
 
     def __post_init__(self) -> None:
         for name in TABLES:
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _checked_table(getattr(self, name), name))
+            if getattr(self, name) is not None or name in ("alpha", "theta"):
+                object.__setattr__(self, name, checked_table(getattr(self, name), name))
         tiers = tuple(int(tier) for tier in self.tiers)
         if any(b <= a for a, b in zip((0, *tiers), tiers)):
             raise ValueError(f"tiers must be positive and ascending, got {tiers}")
-        if not (self.t0 >= 0 and self.context >= 0):
-            raise ValueError(f"t0 and context must not be negative, got {self.t0} and {self.context}")
+        if not (0 <= self.t0 < np.inf and 0 <= self.context < np.inf):
+            raise ValueError(f"t0 and context must be finite and not negative, got {self.t0} and {self.context}")
         if self.whole is not None and self.whole < 1:
             raise ValueError(f"a whole block has at least one row, got {self.whole}")
         object.__setattr__(self, "tiers", tiers)
@@ -150,10 +150,13 @@ class AdditiveCostModel:
 
     @classmethod
     def from_dict(cls, body: dict) -> AdditiveCostModel:
-        """Raises ValueError for unknown or missing keys."""
-        if set(body) != {"t0", "context", "tiers", "whole", *TABLES}:
-            raise ValueError(f"not a cost model: keys {sorted(body)}")
-        return cls(**body)
+        """Raises ValueError for unknown or missing keys, and for values of another type."""
+        try:
+            if set(body) != {"t0", "context", "tiers", "whole", *TABLES}:
+                raise ValueError(f"not a cost model: keys {sorted(body)}")
+            return cls(**body)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"not a cost model: {error}") from error
 
     def save(self, path: str | Path, fingerprint: Fingerprint) -> None:
         """Write the tables with what they were measured on."""
@@ -175,7 +178,8 @@ def table_at(table: Table, x: float | np.ndarray) -> float | np.ndarray:
     return values
 
 
-def _checked_table(table: Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+def checked_table(table: Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The table as two read-only float64 arrays; raises ValueError where it is empty, unsorted, negative or falling."""
     probes, seconds = (np.asarray(column, np.float64) for column in table)
     if probes.ndim != 1 or probes.shape != seconds.shape or len(probes) == 0:
         raise ValueError(f"{name} must be two sequences of one length, got {table!r}")

@@ -61,13 +61,14 @@ def load_measurement(path: str | Path, kind: str, fingerprint: Fingerprint | Non
 
     Raises:
         FingerprintMismatch: it was measured on something else.
-        ValueError: not such a file, or one of another format version.
+        FileNotFoundError: there is no file.
+        ValueError: not such a file, one that cannot be read, or one of another format version.
     """
     try:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(_text(Path(path)))
         found_kind, version, body = content["kind"], content["version"], content["body"]
         found = Fingerprint(**content["fingerprint"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a {kind} file: {error}") from error
     if found_kind != kind:
         raise ValueError(f"{path} is a {found_kind} file, not a {kind} file")
@@ -81,3 +82,12 @@ def load_measurement(path: str | Path, kind: str, fingerprint: Fingerprint | Non
         ]
         raise FingerprintMismatch(f"{path} was measured on something else: {', '.join(differing)}")
     return body
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # to whoever wanted its numbers, a file that may not be read is like one that is damaged
+        raise ValueError(f"it cannot be read ({error})") from error

@@ -127,12 +127,27 @@ class OnlineCalibrator:
         save_measurement(path, "online-calibration", fingerprint, body)
 
     def restore(self, path: str | Path, fingerprint: Fingerprint) -> None:
-        """Take over a state written by `save` and refit; raises FingerprintMismatch naming what differs."""
+        """Take over a state written by `save` and refit.
+
+        Raises:
+            FingerprintMismatch: naming what differs.
+            ValueError: not such a state; nothing was taken over then.
+        """
         body = load_measurement(path, "online-calibration", fingerprint)
-        if body["gamma"] != self.gamma:
-            raise ValueError(f"{path} is for block size {body['gamma']}, not {self.gamma}")
-        self.steps = body["steps"]
-        self._seen[:], self._table[:] = body["seen"], body["table"]
+        try:
+            if body["gamma"] != self.gamma:
+                raise ValueError(f"it is for block size {body['gamma']}, not {self.gamma}")
+            steps = int(body["steps"])
+            mine = (self._seen, self._table)
+            theirs = [np.asarray(body[name], np.float64) for name in ("seen", "table")]
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path} is not an online calibration: {error}") from error
+        for old, new in zip(mine, theirs):
+            if new.shape != old.shape or not np.isfinite(new).all() or steps < 0 or (new[0] < 0).any():
+                raise ValueError(f"{path} is not an online calibration: a table is not what this program writes")
+        for old, new in zip(mine, theirs):
+            old[:] = new
+        self.steps = steps
         self.refit()
 
 

@@ -81,7 +81,8 @@ class Prober:
             return plan
         self._notice_changes()
         self._wait = self._interval
-        windows = range(max(int(terms.low.min()), 0 if learns else 1), int(terms.high.max()) + 1)
+        shortest = 1 if plan.skip_draft else 0  # a rest is no news to itself
+        windows = range(max(int(terms.low.min()), shortest), int(terms.high.max()) + 1)
         probes = {window: plan_at(terms.at(window)) for window in windows}
         if terms.max_step_seconds is not None:
             probes = {w: probe for w, probe in probes.items() if probe.step_seconds <= terms.max_step_seconds}

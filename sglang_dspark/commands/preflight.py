@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_dspark.commands.draft_files import check_draft, check_measured_files
+from sglang_dspark.commands.flag_limits import check_config_file, check_flags
 from sglang_dspark.engine.unsupported import check_start
 from sglang_dspark.errors import UserError
 from sglang_dspark.settings.config import DSparkConfig
@@ -51,11 +53,11 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str):
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
-            wrong = message.removeprefix(prefix).split()[0]
+            wrong = (message.removeprefix(prefix).split() or ["''"])[0]
             close = difflib.get_close_matches(wrong.partition("=")[0], self._option_string_actions, n=1)
             hint = f"did you mean {close[0]}?" if close else "`sglang-dspark serve --help-all` lists every flag"
             raise PreflightError(f"unknown flag {wrong}: {hint}")
-        raise PreflightError(message)
+        raise PreflightError(" ".join(message.split()))
 
 
 def make_parser() -> OneLineParser:
@@ -75,12 +77,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line, its --config file merged in.
 
     Raises:
-        PreflightError: an unknown flag, a value of the wrong kind, or a bad config file.
+        PreflightError or ConfigError: an unknown flag, a value of the wrong kind, or a bad config file.
     """
     parser = make_parser()
     if "--config" in argv:
         from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
 
+        check_config_file(argv)
         try:
             argv = ConfigArgumentMerger(parser).merge_config_with_args(list(argv))
         except (ValueError, OSError) as error:
@@ -97,7 +100,8 @@ def plan_start(argv: Sequence[str]) -> StartPlan:
     Raises:
         UserError: one line that says what to do.
     """
-    argv = list(argv)
+    # SGLang finds the file behind --config only where the two are two words.
+    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if argv and not argv[0].startswith("-"):
         argv.insert(0, "--model-path")
     args = parse(argv)
@@ -105,6 +109,7 @@ def plan_start(argv: Sequence[str]) -> StartPlan:
         argv += ["--speculative-algorithm", ALGORITHM]
         args.speculative_algorithm = ALGORITHM
     config = config_of_namespace(args)
+    check_flags(args)
     if args.speculative_algorithm is None or speculates(args):
         check_start(args)
     check_port(args.host, args.port)
@@ -152,7 +157,7 @@ def check_port(host: str, port: int) -> None:
 def check_models(plan: StartPlan, speculates: bool) -> None:
     """Check target and draft on disk, that they fit each other, and that memory holds them.
 
-    Raises: PreflightError or DraftCheckpointError.
+    Raises: PreflightError, DraftCheckpointError or ConfigError.
     """
     target = local_model(plan.args.model_path, "--model-path", plan.args.revision)
     if target is None:
@@ -160,17 +165,14 @@ def check_models(plan: StartPlan, speculates: bool) -> None:
     shape = read_config(target, "--model-path")
     folders = [target]
     if speculates:
-        from sglang_dspark.models.checkpoint import check_draft_folder, local_folder
+        from sglang_dspark.models.checkpoint import local_folder
 
         path = plan.args.speculative_draft_model_path
         if local_model(path, "--speculative-draft-model-path", None) is not None:
             read_config(Path(path), "--speculative-draft-model-path")
-        draft = Path(local_folder(path))
-        text = shape.get("text_config", shape)
-        check_draft_folder(draft).check_target(
-            hidden_size=text["hidden_size"], vocab_size=text["vocab_size"], num_hidden_layers=text["num_hidden_layers"]
-        )
-        folders.append(draft)
+        folders.append(Path(local_folder(path)))
+        check_draft(folders[-1], shape, target / "config.json")
+        check_measured_files(plan.config)
     check_memory(plan.args, folders, shape)
 
 
@@ -221,10 +223,12 @@ def read_config(folder: Path, flag: str) -> dict:
         config = json.loads(file.read_text())
     except OSError as error:
         raise PreflightError(f"{flag} {folder}: there is no config.json in it, so it is no model folder") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PreflightError(f"{flag} {folder}: its config.json is not JSON ({error})") from error
     if not isinstance(config, dict) or not config.get("architectures"):
         raise PreflightError(f"{flag} {folder}: its config.json names no `architectures`")
+    if not isinstance(config.get("text_config", {}), dict):
+        raise PreflightError(f"{flag} {folder}: `text_config` of its config.json is no object")
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
         raise PreflightError(f"{flag} {folder}: it has no weights ({', '.join(_WEIGHTS)})")
     check_weight_files(folder, flag)

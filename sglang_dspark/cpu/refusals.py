@@ -11,6 +11,11 @@ from sglang_dspark.cpu import ATTENTION_BACKEND
 from sglang_dspark.errors import UserError
 from sglang_dspark.settings.flags import ALGORITHM
 
+# Quantised on loading, or moved by kernels, sockets or libraries that a plain CPU's installation does not have.
+OTHER_LOAD_FORMATS = (
+    "bitsandbytes", "flash_rl", "fastsafetensors", "instanttensor", "expert_pack", "ipc_cache", "rdma",
+    "remote_instance", "private",
+)  # fmt: skip
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
@@ -36,6 +41,8 @@ ARGUMENTS = (
     Refusal("dtype", lambda v: v not in DTYPES, "--dtype {}: choose auto, bfloat16, float16 or float32"),
     Refusal("quantization", lambda v: v not in (None, "unquant"),
             "--quantization {}: quantised weights need compiled kernels; serve the unquantised checkpoint"),
+    Refusal("load_format", lambda v: v in OTHER_LOAD_FORMATS,
+            "--load-format {}: it needs an accelerator or a library that is not here; drop the flag"),
     Refusal("kv_cache_dtype", lambda v: v not in ("auto", "bf16", "bfloat16"),
             "--kv-cache-dtype {}: the KV cache has the model's dtype here; drop the flag"),
     Refusal("attention_backend", _other_backend, "--attention-backend {}: only dspark_cpu runs here; drop the flag"),

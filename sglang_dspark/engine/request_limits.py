@@ -8,10 +8,12 @@ the field, the value and the limit.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import regex
@@ -21,6 +23,8 @@ from sglang_dspark.contract.hooks import AROUND, BEFORE, Hook
 INT32 = 2**31 - 1
 MOST_CHOICES = 4096  # of one prompt; each is a request of its own
 HOTTEST = 1e6  # a temperature; far above, masked logits become NaN when they are divided
+SHORT_TEXT = 1 << 20  # characters; a text up to here is read in any case
+LONG_PATTERN = 256  # SGLang's limit in bytes
 MOST_DIGITS = 40  # of a value that a message repeats
 
 
@@ -30,7 +34,7 @@ class Request:
 
     Args:
         fields: the engine's request object, of one prompt. sampling: its sampling parameters. ids: its prompt's tokens.
-        vocabulary: rows of the model's embedding; tokens: entries of the tokenizer, at most as many.
+        vocabulary: rows of the model's embedding; tokens: one more than the tokenizer's highest id, at most as many.
     """
 
     fields: Any
@@ -42,7 +46,7 @@ class Request:
     @classmethod
     def of(cls, manager, obj, ids: list[int] | None) -> Request:
         vocabulary = manager.model_config.vocab_size
-        tokens = vocabulary if manager.tokenizer is None else min(vocabulary, len(manager.tokenizer))
+        tokens = min(vocabulary, extent_of(manager.tokenizer)[0] or vocabulary)
         return cls(obj, obj.sampling_params or {}, ids or [], vocabulary, tokens)
 
 
@@ -86,7 +90,7 @@ def _between(low: float, high: float) -> Callable[[Any, Request], bool]:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _in_vocabulary(value: object, request: Request) -> bool:
@@ -99,13 +103,15 @@ def _biased(value: tuple, request: Request) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _compiles(pattern: object, _: Request) -> bool:
     """Whether a stop pattern is one for both who read it: the engine bounds its length by `re`, and we match by `regex`."""
     if not isinstance(pattern, str):
         return False
+    if len(pattern) > LONG_PATTERN:
+        return True  # the engine refuses its length, and to read it would take long
     try:
         re.compile(pattern)
         regex.compile(pattern)
@@ -168,12 +174,33 @@ def check(request: Request) -> None:
     """Raise ValueError, which the engine answers with a 400, for a request outside the table or without any prompt."""
     if not request.ids and request.fields.input_embeds is None and not request.fields.session_params:
         raise ValueError("the prompt is empty: send a text or at least one token id")
-    for token in request.ids:
+    for token in (min(request.ids, default=0), max(request.ids, default=0)):
         if not 0 <= token < request.tokens:
             raise ValueError(f"input_ids {_short(token)}: a token id is from 0 to below {request.tokens}")
     for row in LIMITS:
         if (message := row.violation(request)) is not None:
             raise ValueError(message)
+
+
+def _refuse_long_texts(manager, texts, *args, **kwargs) -> None:
+    """Runs before a text becomes tokens, which takes seconds for ten megabytes, in the one loop that answers everybody: a
+    text of more characters than the context's tokens could hold is longer than the context."""
+    _, longest = extent_of(manager.tokenizer)
+    if manager.allow_auto_truncate or not longest:
+        return
+    most = max(SHORT_TEXT, manager.context_len * longest)
+    for text in [texts] if isinstance(texts, str) else texts:
+        if isinstance(text, str) and len(text) > most:
+            raise ValueError(
+                f"the prompt has {len(text)} characters: more than fit into the context of {manager.context_len} tokens"
+            )
+
+
+@functools.cache
+def extent_of(tokenizer) -> tuple[int, int]:
+    """One more than a tokenizer's highest id, and the characters of its longest entry; zeros where it does not tell."""
+    entries = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    return max(entries.values(), default=-1) + 1, max(map(len, entries), default=0)
 
 
 def _normalised(original, obj, *args, **kwargs) -> None:
@@ -186,6 +213,8 @@ def _normalised(original, obj, *args, **kwargs) -> None:
             raise ValueError(f"sampling_params.n {_short(choices)}: 1 to {MOST_CHOICES} choices of a prompt")
     try:
         original(obj, *args, **kwargs)
+        if not obj.is_single:
+            obj[obj.batch_size - 1]  # a list that is too short has nothing for the last prompt
     except (TypeError, IndexError, KeyError, AttributeError) as error:
         raise ValueError(f"the request's fields do not fit each other ({type(error).__name__}: {error})") from error
 
@@ -200,6 +229,12 @@ def _check_one(manager, obj, input_ids) -> None:
 
 HOOKS = (
     Hook("sglang.srt.managers.io_struct:GenerateReqInput.normalize_batch_and_arguments", AROUND, _normalised, ()),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager._tokenize_texts",
+        BEFORE,
+        _refuse_long_texts,
+        ("texts", "is_cross_encoder"),
+    ),
     Hook(
         "sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request",
         BEFORE,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dspark_kernels.types import upload
 from dspark_scheduler import Fingerprint, OnlineCalibrator, SequentialTemperatureScaling
 from dspark_scheduler.calibration import sigmoid
+from sglang_dspark.learning.cache import from_cache
+from sglang_dspark.schema import first_fault
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +41,25 @@ class Calibration:
         self.mode = mode
         self.fingerprint = fingerprint
         self.temperatures = np.ones(gamma)
+        self.not_finite = 0  # rows of confidence that were NaN or infinite: their requests decode plainly that step
         self.online = {kind: OnlineCalibrator(gamma) for kind in KINDS} if mode == "online" else {}
         self._tables: tuple[tuple[int, ...], torch.Tensor] | None = None
         self.recorder: Recorder | None = None  # keeps raw outcomes for `sglang-dspark calibrate`
         if mode not in ("online", "off"):
-            self.temperatures = np.asarray(SequentialTemperatureScaling.load(mode, fingerprint).temperatures)
+            self.temperatures = np.asarray(
+                SequentialTemperatureScaling.load(mode, fingerprint).temperatures, np.float64
+            )
         elif mode == "online" and (draft_folder / "sts.json").is_file():
-            self.temperatures = _draft_temperatures(draft_folder / "sts.json", head, gamma)
+            self.temperatures = draft_temperatures(draft_folder / "sts.json", head, gamma)
 
     def conditional(self, logits: np.ndarray, greedy: np.ndarray) -> np.ndarray:
-        """Acceptance probability of each draft given those before it.
+        """Acceptance probability of each draft given those before it; 0 in a row whose confidence is not finite.
 
         Args: logits float [R, k], k <= gamma; greedy bool [R]. Returns float64 [R, k].
         """
+        usable = finite_rows(logits)
+        if not usable.all():
+            return np.where(usable[:, None], self.conditional(np.where(usable[:, None], logits, 0.0), greedy), 0.0)
         scaled = self._scaled(logits)
         if not self.online:
             return sigmoid(scaled)[:, : logits.shape[1]]
@@ -73,8 +83,12 @@ class Calibration:
         """Learn from one step.
 
         Args: logits [R, k] as drafted; greedy bool [R]; acceptance [R, k] in [0, 1] where observed; observed bool [R, k]:
-        verified, and everything before it accepted.
+        verified, and everything before it accepted. Rows whose logits are not finite teach nothing.
         """
+        usable = finite_rows(logits)
+        if not usable.all():
+            self._count_not_finite(len(usable) - int(usable.sum()))
+            logits, greedy, acceptance, observed = (x[usable] for x in (logits, greedy, acceptance, observed))
         if self.recorder is not None:
             self.recorder.add(logits, acceptance, observed)
         if not self.online:
@@ -85,6 +99,16 @@ class Calibration:
             if rows.any():  # a kind that nobody asks for now keeps what it knows
                 self.online[kind].observe(scaled[rows], labels[rows], mask[rows])
                 self.online[kind].end_step()
+
+    def _count_not_finite(self, rows: int) -> None:
+        if not self.not_finite:
+            logger.error(
+                "the draft's %s confidence is not finite for %d requests of this step, which decode plainly; further ones "
+                "are counted, not logged",
+                self.head,
+                rows,
+            )
+        self.not_finite += rows
 
     def ece(self) -> dict[str, list[float | None]]:
         """Expected calibration error per position of the confidence in use, by kind of request; None: nothing seen."""
@@ -103,17 +127,19 @@ class Calibration:
         restored = False
         for kind, calibrator in self.online.items():
             path = folder / f"calibration-{self.head}-{kind}.json"
-            try:
-                if path.is_file():
-                    calibrator.restore(path, self.fingerprint)
-                    restored = True
-            except ValueError as error:  # another model's, or of another version: this server starts afresh
-                logger.warning("calibration is learned anew: %s", error)
+            restored |= from_cache(
+                path, lambda path, calibrator=calibrator: calibrator.restore(path, self.fingerprint), "calibration"
+            )
         return restored
 
     def _scaled(self, logits: np.ndarray) -> np.ndarray:
         padded = np.pad(np.asarray(logits, np.float64), ((0, 0), (0, self.gamma - logits.shape[1])))
         return padded / self.temperatures
+
+
+def finite_rows(logits: np.ndarray) -> np.ndarray:
+    """Which requests' drafts can be judged: bool [R], whether all logits [R, k] of the row are finite."""
+    return np.isfinite(logits).all(axis=1)
 
 
 class Recorder:
@@ -137,12 +163,34 @@ class Recorder:
                 np.savez(file, logits=parts[0], acceptance=parts[1], observed=parts[2])
 
 
-def _draft_temperatures(path: Path, head: str, gamma: int) -> np.ndarray:
+class _DraftTemperatures(BaseModel):
+    """A draft's own `sts.json`: a temperature for each drafted token, of each confidence head that was fitted."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+
+    temperatures: list[Annotated[float, Field(gt=0)]] | None = None
+    hidden_temperatures: list[Annotated[float, Field(gt=0)]] | None = None
+
+
+def draft_temperatures(path: Path, head: str, gamma: int) -> np.ndarray:
+    """The temperatures float64 [gamma] of confidence head "main" or "hidden" in a draft's `sts.json`; ones if it has none.
+
+    Raises:
+        ValueError: the file cannot be read, a number is not positive and finite, or there is not one for each token.
+    """
+    try:
+        stored = _DraftTemperatures.model_validate(json.loads(path.read_text()))
+    except ValidationError as error:
+        raise ValueError(f"{path}: {first_fault(error)}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
     key = "temperatures" if head == "main" else "hidden_temperatures"
-    stored = json.loads(path.read_text())
-    if key not in stored:
+    temperatures = getattr(stored, key)
+    if temperatures is None:
         return np.ones(gamma)
-    temperatures = np.asarray(stored[key], np.float64)
-    if temperatures.shape != (gamma,) or not (temperatures > 0).all():
-        raise ValueError(f"{path}: `{key}` must be {gamma} positive numbers, one per drafted token")
-    return temperatures
+    if len(temperatures) != gamma:
+        raise ValueError(
+            f"{path}: `{key}` holds {len(temperatures)} numbers and the draft's block_size is {gamma}: one per drafted "
+            "token is right (remove the file to start without)"
+        )
+    return np.asarray(temperatures, np.float64)

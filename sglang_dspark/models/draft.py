@@ -21,7 +21,7 @@ from torch import nn
 from dspark_kernels.confidence import ConfidenceHead
 from dspark_kernels.markov import HEADS
 from sglang_dspark.models.block import DraftLayer
-from sglang_dspark.models.checkpoint import SHARED_WITH_TARGET, tensor_name
+from sglang_dspark.models.checkpoint import SHARED_WITH_TARGET, check_finite, tensor_name
 from sglang_dspark.models.draft_config import DraftCheckpointError, DraftConfig
 
 _FUSED = {
@@ -124,7 +124,7 @@ class DSparkDraft(nn.Module):
         """Load DeepSpec tensors by name.
 
         Raises:
-            DraftCheckpointError: a tensor is unknown, or a promised one never came.
+            DraftCheckpointError: a tensor is unknown or not finite, or a promised one never came.
         """
         promised = self.draft.expected_tensors()
         parameters = dict(self.named_parameters()) | {k: v for k, v in self.named_buffers() if k in promised}
@@ -136,6 +136,7 @@ class DSparkDraft(nn.Module):
             target, shard = _fused_name(name)
             if target not in parameters:
                 raise DraftCheckpointError(f"draft tensor {stored} is not one that its config.json explains")
+            check_finite(f"draft tensor {stored}", tensor)
             parameter = parameters[target]
             loader = getattr(parameter, "weight_loader", default_weight_loader)
             loader(parameter, tensor) if shard is None else loader(parameter, tensor, shard)

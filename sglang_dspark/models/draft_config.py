@@ -9,44 +9,60 @@ The format is DeepSpec's (`config.json` beside safetensors, keys flat or nested 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, Strict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from sglang_dspark.errors import UserError
 from sglang_dspark.models.families import ARCHITECTURES, GEMMA4_ARCHITECTURES, PLAIN_ARCHITECTURES, why_refused
+from sglang_dspark.schema import first_fault, wrong_value
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
+MAX_BLOCK_SIZE = 64  # published drafts propose 5 to 16 tokens; every buffer of a step has this many columns
 _NESTED_KEYS = ("dspark_config", "dflash_config")
+
+# Far above any model, and small enough that the tensors' shapes can be listed before the checkpoint is compared.
+Size = Annotated[int, Field(ge=1, le=1 << 24)]
+Layers = Annotated[int, Field(ge=1, le=1024)]
+# JSON has lists only, so a list may stand for the tuple; what is in it is checked as strictly as everything else.
+LayerIds = Annotated[tuple[Annotated[int, Strict(), Field(ge=0)], ...], Strict(False)]
 
 
 class DraftCheckpointError(UserError):
     """A draft checkpoint that cannot be served; the message names the key, its value and what would be right."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False))
 class DraftConfig:
-    """The shape of one draft. Field names are the checkpoint's own keys."""
+    """The shape of one draft. Field names are the checkpoint's own keys; each has the type that JSON must give it.
+
+    Raises:
+        pydantic.ValidationError: a value of another type or outside its bounds (`from_dict` says it in one line).
+    """
 
     architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    block_size: int  # gamma: drafted tokens per block
-    target_layer_ids: tuple[int, ...]  # outputs of these target layers are the features
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Layers
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_dim: Size
+    block_size: Annotated[int, Field(ge=1, le=MAX_BLOCK_SIZE)]  # gamma: drafted tokens per block
+    target_layer_ids: LayerIds  # outputs of these target layers are the features
     mask_token_id: int
-    markov_rank: int = 0
-    markov_head_type: str = "vanilla"
+    rms_norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    markov_rank: Annotated[int, Field(ge=0, le=1 << 24)] = 0  # 0: no sequential head
+    markov_head_type: Literal[MARKOV_HEADS] = "vanilla"
     enable_confidence_head: bool = False
     confidence_head_with_markov: bool = False
     enable_hidden_confidence_head: bool = False
     draft_vocab_size: int | None = None
     normalize_features: bool = False
     attention_k_eq_v: bool = False  # values come from k_proj (Gemma 4)
-    final_logit_softcapping: float | None = None  # of the base logits (Gemma 4)
+    final_logit_softcapping: Annotated[float, Field(gt=0)] | None = None  # of the base logits (Gemma 4)
 
     def __post_init__(self) -> None:
         _require(
@@ -55,17 +71,6 @@ class DraftConfig:
             [self.architecture],
             f"one of {', '.join(ARCHITECTURES)}",
         )
-        for key in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "block_size",
-        ):
-            _require(getattr(self, key) >= 1, key, getattr(self, key), "at least 1")
         _require(
             self.num_attention_heads % self.num_key_value_heads == 0,
             "num_key_value_heads",
@@ -78,22 +83,16 @@ class DraftConfig:
             self.mask_token_id,
             f"a token id below vocab_size={self.vocab_size}",
         )
-        _require(len(self.target_layer_ids) >= 1, "target_layer_ids", list(self.target_layer_ids), "at least one layer")
-        _require(self.markov_rank >= 0, "markov_rank", self.markov_rank, "0 (no sequential head) or more")
-        _require(
-            self.markov_head_type in MARKOV_HEADS,
-            "markov_head_type",
-            self.markov_head_type,
-            f"one of {', '.join(MARKOV_HEADS)}",
-        )
+        layers = list(self.target_layer_ids)
+        _require(len(layers) >= 1, "target_layer_ids", layers, "at least one layer")
+        # The engine hands out features in the order of the layers, each once.
+        _require(layers == sorted(set(layers)), "target_layer_ids", layers, "ascending, each layer once")
         _require(
             not self.confidence_head_with_markov or self.markov_rank > 0,
             "confidence_head_with_markov",
             True,
             "false, because markov_rank is 0 and there is no W1 to read",
         )
-        cap = self.final_logit_softcapping
-        _require(cap is None or cap > 0, "final_logit_softcapping", cap, "positive, or absent")
         if self.draft_vocab_size is not None:
             _require(
                 1 <= self.draft_vocab_size <= self.vocab_size,
@@ -138,38 +137,23 @@ class DraftConfig:
         reason = why_refused(flat)
         if reason is not None:
             raise DraftCheckpointError(f"draft config: {reason}")
-        architecture = (flat.get("architectures") or ["(none)"])[0]
+        architecture = _architecture(flat.get("architectures"))
         if architecture in GEMMA4_ARCHITECTURES:
             flat = gemma4_keys(flat)
-        heads = _integer(flat, "num_attention_heads")
-        hidden = _integer(flat, "hidden_size")
-        rank = int(flat.get("markov_rank") or 0)
-        vocab = flat.get("draft_vocab_size")
-        confident = bool(flat.get("enable_confidence_head", False))
-        return cls(
-            architecture=architecture,
-            vocab_size=_integer(flat, "vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=_integer(flat, "intermediate_size"),
-            num_hidden_layers=_integer(flat, "num_hidden_layers"),
-            num_attention_heads=heads,
-            num_key_value_heads=int(flat.get("num_key_value_heads") or heads),
-            head_dim=int(flat.get("head_dim") or hidden // max(heads, 1)),
-            rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
-            block_size=_integer(flat, "block_size"),
-            target_layer_ids=tuple(int(i) for i in _needed(flat, "target_layer_ids")),
-            mask_token_id=_integer(flat, "mask_token_id"),
-            markov_rank=rank,
-            markov_head_type=str(flat.get("markov_head_type") or "vanilla").lower(),
-            enable_confidence_head=confident,
+        given = {field.name: flat[field.name] for field in fields(cls) if flat.get(field.name) is not None}
+        given["architecture"] = architecture
+        if flat.get("markov_rank") and flat.get("enable_confidence_head"):
             # Liquid's published drafts leave the key out and have the wide head.
-            confidence_head_with_markov=bool(flat.get("confidence_head_with_markov", confident and rank > 0)),
-            enable_hidden_confidence_head=bool(flat.get("enable_hidden_confidence_head", False)),
-            draft_vocab_size=int(vocab) if vocab else None,
-            normalize_features=bool(flat.get("normalize_features", False)),
-            attention_k_eq_v=bool(flat.get("attention_k_eq_v", False)),
-            final_logit_softcapping=flat.get("final_logit_softcapping"),
-        )
+            given.setdefault("confidence_head_with_markov", True)
+        given.setdefault("num_key_value_heads", given.get("num_attention_heads"))
+        if "head_dim" not in given:
+            given["head_dim"] = _quotient(given.get("hidden_size"), given.get("num_attention_heads"))
+        if isinstance(given.get("markov_head_type"), str):
+            given["markov_head_type"] = given["markov_head_type"].lower()
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise DraftCheckpointError(f"draft config: {first_fault(error)}") from None
 
     def check_target(self, *, hidden_size: int, vocab_size: int, num_hidden_layers: int) -> None:
         """Refuse a draft that was made for another target.
@@ -177,17 +161,16 @@ class DraftConfig:
         Raises:
             DraftCheckpointError: widths, vocabulary or layer ids do not fit the target's.
         """
-        _require(self.hidden_size == hidden_size, "hidden_size", self.hidden_size, f"the target's {hidden_size}")
-        _require(self.vocab_size == vocab_size, "vocab_size", self.vocab_size, f"the target's {vocab_size}")
-        for layer in self.target_layer_ids:
-            # The engine hands out a layer's output when the next layer starts, so the last one never appears.
-            _require(
-                0 <= layer < num_hidden_layers - 1,
-                "target_layer_ids",
-                list(self.target_layer_ids),
-                f"layers 0 to {num_hidden_layers - 2} (the target has {num_hidden_layers}; the output of its "
-                "last layer is not available)",
-            )
+        _refuse(self.hidden_size != hidden_size, "hidden_size", self.hidden_size, f"the target's {hidden_size}")
+        _refuse(self.vocab_size != vocab_size, "vocab_size", self.vocab_size, f"the target's {vocab_size}")
+        # The engine hands out a layer's output when the next layer starts, so the last one never appears.
+        _refuse(
+            self.target_layer_ids[-1] >= num_hidden_layers - 1,
+            "target_layer_ids",
+            list(self.target_layer_ids),
+            f"layers 0 to {num_hidden_layers - 2} (the target has {num_hidden_layers}; the output of its "
+            "last layer is not available)",
+        )
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the draft must bring, with its shape, under DeepSpec's names."""
@@ -240,35 +223,57 @@ class DraftConfig:
 
 
 def flatten_keys(config: Mapping) -> dict:
-    """Keys nested under `dspark_config` or `dflash_config` moved to the top, where they win."""
+    """Keys nested under `dspark_config` or `dflash_config` moved to the top, where they win.
+
+    Raises:
+        DraftCheckpointError: `config`, or what stands under one of the two keys, is no JSON object.
+    """
+    if not isinstance(config, Mapping):
+        raise DraftCheckpointError(f"draft config: it must be a JSON object, not a {type(config).__name__}")
     flat = dict(config)
     for key in _NESTED_KEYS:
         nested = flat.get(key)
-        if isinstance(nested, Mapping):
-            flat |= nested
+        if nested is None:
+            continue
+        if not isinstance(nested, Mapping):
+            raise DraftCheckpointError("draft config: " + wrong_value(key, nested, "an object"))
+        flat |= nested
     return flat
 
 
 def gemma4_keys(flat: Mapping) -> dict:
-    """Gemma 4 states the heads of its full-attention layers, the only ones a draft has, under keys of their own."""
-    same = flat.get("attention_k_eq_v", False)
-    heads = _integer(flat, "num_global_key_value_heads" if same else "num_key_value_heads")
-    return {**flat, "head_dim": _integer(flat, "global_head_dim"), "num_key_value_heads": heads}
+    """Gemma 4 states the heads of its full-attention layers, the only ones a draft has, under keys of their own.
+
+    Raises:
+        DraftCheckpointError: one of them is missing.
+    """
+    heads = "num_global_key_value_heads" if flat.get("attention_k_eq_v") else "num_key_value_heads"
+    for key in ("global_head_dim", heads):
+        if flat.get(key) is None:
+            raise DraftCheckpointError(f"draft config: {key} is missing")
+    return {**flat, "head_dim": flat["global_head_dim"], "num_key_value_heads": flat[heads]}
 
 
 def _require(right: bool, key: str, value: object, expected: str) -> None:
+    """A check of `DraftConfig`, whose ValueError pydantic carries to `from_dict`; elsewhere `_refuse` is used."""
     if not right:
-        raise DraftCheckpointError(f"draft config: {key}={value!r}; it must be {expected}")
+        raise ValueError(wrong_value(key, value, expected))
 
 
-def _needed(flat: Mapping, key: str) -> object:
-    if flat.get(key) is None:
-        raise DraftCheckpointError(f"draft config: {key} is missing")
-    return flat[key]
+def _refuse(wrong: bool, key: str, value: object, expected: str) -> None:
+    if wrong:
+        raise DraftCheckpointError("draft config: " + wrong_value(key, value, expected))
 
 
-def _integer(flat: Mapping, key: str) -> int:
-    value = _needed(flat, key)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise DraftCheckpointError(f"draft config: {key}={value!r}; it must be a whole number")
-    return value
+def _architecture(value: Any) -> str:
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise DraftCheckpointError(
+            "draft config: " + wrong_value("architectures", value, f"a list with one of {', '.join(ARCHITECTURES)}")
+        )
+    return value[0]
+
+
+def _quotient(size: Any, heads: Any) -> int:
+    """`size // heads`; 1 where either is no such number, which is then found under its own key."""
+    sound = type(size) is int and type(heads) is int and heads > 0
+    return size // heads if sound else 1

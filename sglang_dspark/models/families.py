@@ -31,7 +31,11 @@ _BLOCK_RULES: tuple[Rule, ...] = (
     ("conv_kernel_size", bool, "absent: blocks have no convolutions here"),
     ("attention_sink_bias", bool, "absent: attention has no sinks here"),
     ("attention_value_scale", lambda v: v not in (None, 1), "absent: values are not scaled here"),
-    ("layer_types", lambda v: "sliding_attention" in (v or ()), "full_attention: drafts see their whole context here"),
+    (
+        "layer_types",
+        lambda v: isinstance(v, list) and "sliding_attention" in v,
+        "full_attention: drafts see their whole context here",
+    ),
 )
 _QWEN_RULES: tuple[Rule, ...] = (
     ("hidden_act", lambda v: v not in (None, "silu"), "silu"),
@@ -48,13 +52,19 @@ _GEMMA4_RULES: tuple[Rule, ...] = (
 )
 
 
+def architecture_of(config: Mapping) -> str:
+    """The first of `architectures`; "(none)" where there is none."""
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "(none)"
+
+
 def why_refused(config: Mapping) -> str | None:
     """Why a draft with this config cannot be served, in one sentence; None where nothing speaks against it.
 
     Args:
         config: a draft's `config.json` with its nested keys moved to the top.
     """
-    architecture = (config.get("architectures") or ["(none)"])[0]
+    architecture = architecture_of(config)
     if architecture in _REFUSED_ARCHITECTURES:
         return _REFUSED_ARCHITECTURES[architecture]
     if architecture.startswith("DeepseekV4") or any(config.get(key) is not None for key in _BUNDLED_KEYS):
@@ -69,9 +79,9 @@ def why_refused(config: Mapping) -> str | None:
 
 
 def _why_rope_refused(config: Mapping, architecture: str) -> str | None:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = _mapping(config.get("rope_parameters") or config.get("rope_scaling"))
     if architecture in GEMMA4_ARCHITECTURES:
-        kind = rope.get("full_attention", rope).get("rope_type")
+        kind = _mapping(rope.get("full_attention", rope)).get("rope_type")
         if kind not in ("proportional", "default"):
             return f"rope_parameters of full_attention have rope_type={kind!r}; it must be proportional or default"
         return None
@@ -79,6 +89,10 @@ def _why_rope_refused(config: Mapping, architecture: str) -> str | None:
         if rope.get(key) not in (None, whole):
             return f"{key}={rope[key]!r} in the RoPE parameters; the whole head is rotated here (or use {BUILT_IN})"
     return None
+
+
+def _mapping(value: object) -> Mapping:
+    return value if isinstance(value, Mapping) else {}
 
 
 def refuse_recurrent_target(model_config) -> None:

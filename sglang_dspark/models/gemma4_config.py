@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from sglang_dspark.contract.hooks import AROUND, Hook
 from sglang_dspark.models.draft_config import gemma4_keys
-from sglang_dspark.models.families import GEMMA4_ARCHITECTURES
+from sglang_dspark.models.families import GEMMA4_ARCHITECTURES, architecture_of
 
 
 class Gemma4DSparkConfig(PretrainedConfig):
@@ -30,7 +30,7 @@ def _draft_config(model, revision: str | None) -> Gemma4DSparkConfig | None:
         raw, _ = PretrainedConfig.get_config_dict(model, revision=revision)
     except (OSError, ValueError):
         return None  # the engine says it better
-    if (raw.get("architectures") or [None])[0] not in GEMMA4_ARCHITECTURES:
+    if architecture_of(raw) not in GEMMA4_ARCHITECTURES:
         return None
     flat = gemma4_keys(raw)
     rope = flat.get("rope_parameters") or {}

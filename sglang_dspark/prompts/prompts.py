@@ -13,6 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sglang_dspark.schema import first_fault
+
 KINDS = ("chat", "code", "math", "tool", "prose", "text")  # classes of prompts; shards store the index
 
 
@@ -39,21 +43,43 @@ class Prompt:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 20 == 0
 
 
+class _Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: str
+    content: str
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+
+    kind: str = Field(default="chat", alias="class")
+    messages: list[_Message]
+    temperature: float = 1.0
+
+    def prompt(self) -> Prompt:
+        return Prompt(self.kind, tuple((m.role, m.content) for m in self.messages), self.temperature)
+
+
 def load_prompts(path: Path) -> list[Prompt]:
     """Read JSONL: {"class": "chat", "messages": [{"role": …, "content": …}], "temperature": 1.0} a line.
 
     Raises ValueError naming the line that is not like that.
     """
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
     prompts = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            messages = tuple((m["role"], m["content"]) for m in row["messages"])
-            prompts.append(Prompt(row.get("class", "chat"), messages, float(row.get("temperature", 1.0))))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {error!r}") from error
+            prompts.append(_Line.model_validate(json.loads(line)).prompt())
+        except ValidationError as error:
+            raise ValueError(f"{path}, line {number}: {first_fault(error)}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
     return prompts
 
 

@@ -1,13 +1,14 @@
 """A client's stop pattern is matched with a deadline, so that it cannot hold the step in which everybody decodes.
 
 The engine searches the text for every pattern in every step, in the scheduler's one thread, with Python's `re`, which can
-take for ever on a few characters (`(a|aa)+$`). Here `regex`, which reads the same patterns, is given a deadline; a request
-whose pattern passes it ends with a 400 that says so.
+take for ever on a few characters (`(a|aa)+$`). Here `regex`, which reads the same patterns, is given a time that grows
+with the output; a request whose patterns need more ends with a 400 that says so.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
 logger = logging.getLogger(__name__)
-DEADLINE = 0.05  # seconds for one search; an ordinary one takes microseconds
+# Seconds of this thread that a request's searches may take: at its first token, and more for each. An ordinary search
+# takes microseconds.
+FIRST, PER_TOKEN = 0.05, 0.001
+SPENT = "dspark_pattern_seconds"
 
 
 def _check_strings(original, req: Req, new_accepted_len: int = 1) -> bool:
@@ -37,11 +41,14 @@ def _check_strings(original, req: Req, new_accepted_len: int = 1) -> bool:
             return True
     finally:
         req.sampling_params.stop_regex_strs = patterns
+    began, spent = time.thread_time(), getattr(req, SPENT, 0.0)
+    allowed = FIRST + PER_TOKEN * len(req.output_ids)
     for pattern in patterns:
+        left = allowed - spent - (time.thread_time() - began)
         try:
-            matched = regex.search(pattern, text, timeout=DEADLINE)
+            matched = regex.search(pattern, text, timeout=max(left, 1e-6))
         except TimeoutError:
-            reason = f"stop_regex {pattern!r} takes longer than {1000 * DEADLINE:.0f} ms to match: simplify it"
+            reason = f"stop_regex {pattern!r} takes longer to match than {1000 * allowed:.0f} ms: simplify it"
             logger.warning("request %s ended: %s", req.rid, reason)
             req.finished_reason = FINISH_ABORT(reason, HTTPStatus.BAD_REQUEST, "BadRequestError")
             return True
@@ -49,6 +56,7 @@ def _check_strings(original, req: Req, new_accepted_len: int = 1) -> bool:
             req.finished_reason = FINISHED_MATCHED_REGEX(matched=pattern)
             req.finished_len = len(req.output_ids)
             return True
+    setattr(req, SPENT, spent + time.thread_time() - began)
     return False
 
 

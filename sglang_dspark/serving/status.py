@@ -26,6 +26,7 @@ def status_of(worker) -> dict:
         "policy": speculation.policy_name,
         "gamma": totals.gamma,
         "why_not_trimmed": why_not_trimmed(speculation),
+        "not_finite": sum(calibration.not_finite for calibration in speculation.calibrations.values()),
         "draft_eager_because": worker.drafter.eager_because,
         "not_saved": speculation.not_saved,
         "exactness": exactness_of(worker.model_runner.model),

@@ -5,9 +5,9 @@ It is plain data (strings, numbers, None), so it travels to SGLang's scheduler p
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 from sglang_dspark.errors import UserError
 from sglang_dspark.models.draft_config import DraftConfig
@@ -78,6 +78,8 @@ class DSparkConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ConfigError(f"{flag_of(name)} {value!r}: give a path or a keyword")
+        if self.record is not None and not isinstance(self.record, str):
+            raise ConfigError(f"record {self.record!r}: give a path")
 
     def _check_bounds(self) -> None:
         _whole_number("min_window", self.min_window, at_least=0, instead="use 0 to let windows close entirely")
@@ -119,7 +121,7 @@ class DSparkConfig:
         """Raise ConfigError where a cost or calibration file is named that does not exist."""
         for name, keywords in (("cost_model", COST_KEYWORDS), ("calibration", ("online", "off"))):
             value = getattr(self, name)
-            if value not in keywords and not Path(value).is_file():
+            if value not in keywords and not os.path.isfile(value):  # False too where the name or its folder is no good
                 raise ConfigError(f"{flag_of(name)} {value}: no such file, and not {' or '.join(keywords)}")
 
     def to_dict(self) -> dict:
@@ -131,8 +133,10 @@ class DSparkConfig:
         """Build a config from a mapping of field names; missing ones take their defaults.
 
         Raises:
-            ConfigError: an unknown key (the known ones are listed), or whatever the constructor refuses.
+            ConfigError: no mapping, an unknown key (the known ones are listed), or whatever the constructor refuses.
         """
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"settings are an object of names and values, not {settings!r:.80}")
         known = [field.name for field in fields(cls)]
         if unknown := sorted(str(key) for key in settings if key not in known):
             raise ConfigError(f"unknown setting {', '.join(unknown)}: the known ones are {', '.join(known)}")

@@ -60,9 +60,10 @@ class Policy:
         return confidence
 
     def survival(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
-        """[R, k] on the device: the chance that draft k and all before it are accepted."""
+        """[R, k] on the device: the chance that draft k and all before it are accepted; 0 where confidence is not finite, so
+        that such a request decodes plainly."""
         slope, shift = self.calibration.on_device(logits.device)
-        return calibrated_survival(logits, slope, shift, step.rows.greedy)
+        return calibrated_survival(logits, slope, shift, step.rows.greedy).nan_to_num(nan=0.0)
 
     def _in_windows(self, run: BlockRun, step: Step, plan: Plan, windows: torch.Tensor):
         """The block with its windows known: a CPU draws no slot outside them."""

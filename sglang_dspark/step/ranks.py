@@ -33,7 +33,7 @@ class Ranks:
         clocks differ."""
         return bool(self.numbers(np.array([wish]))[0])
 
-    def json(self, value: dict | None) -> dict | None:
+    def json(self, value: dict) -> dict:
         """The first rank's value (JSON types): what was read from a file that another node may not have."""
         if self.alone:
             return value

@@ -13,6 +13,7 @@ import platformdirs
 from dspark_scheduler import POLICIES as SCHEDULED
 from dspark_scheduler import AdditiveCostModel, Fingerprint, OnlineCostModel, Planner, Static
 from sglang_dspark.contract.compatibility import installed_version
+from sglang_dspark.learning.cache import from_cache
 from sglang_dspark.learning.confidence import Calibration, Recorder
 from sglang_dspark.settings.config import COST_KEYWORDS, DSparkConfig, check_draft
 from sglang_dspark.step.measure import measure
@@ -69,23 +70,23 @@ class Speculation:
             return
         path = self.folder / "cost.json"
         # The first rank looks for the file and tells the others: on two nodes only one may have it.
-        found = self.drafter.ranks.json(self._cached_cost(path) if keyword == "auto" else None)
-        if found is None:
+        found = self.drafter.ranks.json(self._cached_cost(path) if keyword == "auto" else {})
+        if not found:
             prior = measure(self.drafter, verifier, max_requests=max_requests)
             self._attempt(lambda: prior.save(path, self.fingerprint))
         else:
             prior = AdditiveCostModel.from_dict(found)
         self.cost = OnlineCostModel(prior)
 
-    def _cached_cost(self, path: Path) -> dict | None:
-        """What an earlier start measured or learned, if it can be read."""
-        if not path.is_file():
-            return None
-        try:
-            return AdditiveCostModel.load(path, self.fingerprint).to_dict()
-        except (ValueError, OSError) as error:
-            logger.warning("the step's cost is measured anew: %s", error)
-            return None
+    def _cached_cost(self, path: Path) -> dict:
+        """What an earlier start measured or learned; nothing where it cannot be read."""
+        found: dict = {}
+
+        def take_over(path: Path) -> None:
+            found.update(AdditiveCostModel.load(path, self.fingerprint).to_dict())
+
+        from_cache(path, take_over, "the step's cost")
+        return found
 
     @property
     def policy(self) -> Policy:

@@ -54,7 +54,7 @@ class Engine:
 
         arguments = ServerArgs(
             model_path=str(target), dtype="float32", max_total_tokens=2048, max_running_requests=MOST,
-            log_level="error", speculative_algorithm=ALGORITHM, speculative_draft_model_path=str(draft),
+            log_level="error", speculative_algorithm=ALGORITHM, speculative_draft_model_path=str(draft), random_seed=1,
         )  # fmt: skip
         attach(arguments, DSparkConfig(verify_mode="static", calibration="off"))
         arguments.resolve_once()
@@ -117,12 +117,12 @@ class Engine:
 
         worker = self.worker
         worker.verifier.on_cpu = worker.drafter.on_cpu = worker.drafter.context.on_cpu = not accelerated
-        worker.drafter.graph = self.graph if accelerated else None
         worker.reports.lag = LAG if accelerated else 0
         worker.drafter.short_blocks = False  # a CPU would leave out masks, and draft a little differently
         ForwardMode.is_cpu_graph = ForwardMode.is_cuda_graph if accelerated else (lambda self: False)
         for runner in self.runners:
             runner.attn_backend = runner.ragged if accelerated else runner.plain
+        worker.drafter.graph = self.graph if accelerated else None
 
 
 @functools.cache
@@ -132,10 +132,12 @@ def engine() -> Engine:
 
 
 def _no_fused_layers() -> None:
-    """The CPU platform's own norms and rotations are loops over memory that no graph can see."""
+    """The CPU's own norms, rotations and random numbers are loops over memory that no graph can see."""
+    from dspark_kernels import gumbel, random
     from sglang_dspark.cpu.attention import layers
 
     layers.register = lambda: None
+    gumbel.HAS_NUMBA = random.HAS_NUMBA = False
 
 
 def _graphs_without_a_device() -> None:

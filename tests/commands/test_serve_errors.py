@@ -186,3 +186,14 @@ def test_a_wrong_flag_on_the_command_line_is_one_line_and_status_2():
     assert done.returncode == 2
     (line,) = lines_of(done.stderr)
     assert line == "sglang-dspark serve: unknown flag --max-windw: did you mean --max-window?"
+
+
+def test_a_draft_that_cannot_be_served_is_one_line_on_the_command_line_and_status_2(target, tmp_path, port):
+    draft = tiny_draft(tmp_path, target)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"target_layer_ids": ["0", [2]]}))
+    command = [*SERVE, str(target), "--speculative-draft-model-path", str(draft), "--port", str(port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    (line,) = lines_of(done.stderr)
+    assert line.endswith(f"{draft / 'config.json'}: draft config: target_layer_ids[0]='0'; it must be a whole number")

@@ -234,6 +234,21 @@ def test_a_verified_row_has_the_bits_of_the_same_row_decoded_alone(dtype):
             assert torch.equal(alone, together[row]), (r, i)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("most", [1, 7, 32])
+def test_a_chunk_in_pieces_of_any_size_has_the_bits_of_the_whole_chunk(dtype, most):
+    world = World(dtype=dtype)
+    rows, keys, pool_rows = np.array([70, 3, 33]), np.array([130, 3, 40]), np.array([4, 0, 2])
+    q = world.normal(int(rows.sum()), world.heads, world.head_dim).to(dtype)
+    whole = attend(world, q, rows, keys, pool_rows)
+    pieces = AttentionPlan.of(rows, keys, pool_rows).in_pieces(most)
+    assert pieces.total_rows == 106 and pieces.rows.max() == most
+    out = torch.zeros_like(q)
+    world.backend.pieces.set_plan(pieces)
+    world.backend.pieces(q, *world.pool.get_kv_buffer(0), 0.2, True, out)
+    assert torch.equal(out, whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_lies_in_slots_of_others_and_behind_the_last_key_does_not_matter(dtype):
     keys, pool_rows = random_lengths(np.random.default_rng(11), 1, 100)

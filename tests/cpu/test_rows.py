@@ -1,8 +1,9 @@
-"""The compiled RMSNorm and rotary embedding of a plain CPU against SGLang's own torch versions.
+"""The compiled RMSNorm, rotary embedding and gated activations of a plain CPU against SGLang's own torch versions.
 
 Bug class: a rounding too many, the residual left out, a head turned by another row's position, columns behind whole
 vectors left out. Strength: float32 to 1e-6 of values near 1, half precision to one rounding; sizes with and without a
-rest. Leaving out the rest and turning by the row's index were each planted once and each failed here.
+rest. Leaving out the rest and turning by the row's index were each planted once and each failed here, and so was torch's
+own activation (344 wide, three threads) where every row must have the bits that it has alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import pytest
 import sglang.srt.utils  # noqa: F401  (makes the platform)
 import torch
+from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
@@ -52,6 +54,37 @@ def test_a_rotation_is_that_of_sglang_for_every_head_and_position(dtype, toleran
     assert torch.equal(alone[0], ours[0][2:3]) and torch.equal(alone[1], ours[1][2:3])
 
 
+@pytest.fixture
+def three_threads():
+    """Torch's threads part a chunk of rows in the middle of a row then."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype,tolerance", DTYPES)
+@pytest.mark.parametrize("size", [16, 344, 75])
+@pytest.mark.usefixtures("three_threads")
+@torch.inference_mode()
+def test_a_gated_activation_is_that_of_sglang_and_no_row_knows_of_the_others(dtype, tolerance, size):
+    for layer, forward in ((SiluAndMul(), fused.silu_forward), (GeluAndMul(), fused.gelu_forward)):
+        x = 4 * normal(512, 2 * size + 3, dtype=dtype)[:, : 2 * size]
+        ours = forward(layer, x)
+        torch.testing.assert_close(ours, layer.forward_native(x), rtol=2 * tolerance, atol=2 * tolerance)
+        for count in (1, 2, 7, 256):
+            assert torch.equal(forward(layer, x[-count:]), ours[-count:]), count
+
+
+@torch.inference_mode()
+def test_a_gated_activation_survives_numbers_of_any_size():
+    x = torch.tensor([[0.0, -0.0, 3e38, -3e38, -90.0, float("nan"), *[1.0] * 6]])
+    for activation in (rows.SILU, rows.GELU_TANH):
+        out = rows.gate(x, activation)[0]
+        assert out[:2].tolist() == [0, 0] and out[2] == x[0, 2] and out[5].isnan()
+        assert bool((out[3:5].abs() < 1e-6).all())
+
+
 @torch.inference_mode()
 def test_a_position_outside_the_table_is_an_error():
     rope = RotaryEmbedding(16, 16, 8, 10000, True, torch.float32)
@@ -64,7 +97,11 @@ def test_a_position_outside_the_table_is_an_error():
 def test_what_the_compiled_versions_do_not_cover_goes_to_sglangs_own(monkeypatch):
     monkeypatch.setattr(fused, "rms_norm", None)
     monkeypatch.setattr(fused, "rotate", None)
+    monkeypatch.setattr(fused, "gate", None)
     x = normal(3, 2, 16, dtype=torch.float32)
+    assert torch.equal(fused.silu_forward(SiluAndMul(), x), SiluAndMul().forward_native(x))
+    with_erf = GeluAndMul(approximate="none")
+    assert torch.equal(fused.gelu_forward(with_erf, x[:, 0]), with_erf.forward_native(x[:, 0]))
     norm = RMSNorm(16)
     assert torch.equal(fused.norm_forward(norm, x), norm.forward_native(x))
     pairs = RotaryEmbedding(16, 16, 8, 10000, False, torch.float32)
@@ -85,7 +122,8 @@ def test_layers_of_this_platform_use_them_once_registered(monkeypatch):
     seen = []
     monkeypatch.setattr(fused, "rms_norm", lambda *a: seen.append("norm") or rows.rms_norm(*a))
     monkeypatch.setattr(fused, "rotate", lambda *a: seen.append("rotate") or rows.rotate(*a))
+    monkeypatch.setattr(fused, "gate", lambda *a: seen.append("gate") or rows.gate(*a))
     x = normal(2, 16, dtype=torch.float32)
-    RMSNorm(16)(x)
+    SiluAndMul()(x), GeluAndMul()(x), RMSNorm(16)(x)
     RotaryEmbedding(16, 16, 8, 10000, True, torch.float32)(torch.tensor([1, 7]), x, x)
-    assert seen == ["norm", "rotate"]
+    assert seen == ["gate", "gate", "norm", "rotate"]

@@ -2,18 +2,24 @@
 
 Bug class: a kernel that adds up in another order at another number of rows, for another place in the batch, for another
 cut of the prompt or behind a prefix hit. Strength: operands that cancel show another order in nearly every element, and
-the engine's log-probabilities are compared to the last bit, in bfloat16 and float32. Seen to fail: without `make_exact`,
-with torch's fused attention for chunks, and with counts taken from ordinary random operands.
+the engine's log-probabilities are compared to the last bit, in bfloat16 and float32. Seen to fail: without `make_exact`
+(both dtypes, in a crowd).
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from sglang.srt.layers.linear import ReplicatedLinear
 from torch.nn.functional import linear
 
-from sglang_dspark.cpu.row_counts import RowCounts, cancelling_operands, choose, row_counts, signature
+from sglang_dspark.commands import doctor
+from sglang_dspark.cpu import exact
+from sglang_dspark.cpu.row_counts import RowCounts, _row_counts, cancelling_operands, choose, row_counts, signature
+from sglang_dspark.serving.status import exactness_of
 from tests.engine.engines import engine_of, greedy
 from tests.engine.tiny import tiny_target
 
@@ -86,6 +92,55 @@ def test_a_signature_is_refused_where_rows_differ_by_their_place(monkeypatch):
     skewed = torch.arange(4.0)[:, None]
     monkeypatch.setattr("sglang_dspark.cpu.row_counts.linear", lambda x, w, b: linear(x, w, b) + skewed)
     assert signature(row, weight, None, 4) is None
+
+
+class Model(torch.nn.Module):
+    """One linear layer of SGLang's and a vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = ReplicatedLinear(64, 48, bias=False, params_dtype=torch.float32)
+        self.lm_head = torch.nn.Linear(48, 96, bias=False)
+        self.logits_processor = SimpleNamespace(use_fp32_lm_head=False, _compute_lm_head=lambda x, head, bias: x)
+        for weight in self.parameters():
+            weight.requires_grad_(False).normal_()
+
+
+def test_layers_run_mended_and_the_status_tells_which(monkeypatch):
+    wanted = RowCounts((0, 3, 3, 3))
+    monkeypatch.setattr(exact, "row_counts", lambda *shape: wanted)
+    model, seen = Model(), []
+    exact.make_exact(model)
+    x = torch.randn(1, 64)
+    torch.testing.assert_close(model.layer(x)[0], x @ model.layer.weight.T)
+    monkeypatch.setattr(exact, "linear", lambda some, *_: seen.append(len(some)) or linear(some, *_))
+    assert model.layer(x[None])[0].shape == (1, 1, 48) and seen == [3]
+    assert model.logits_processor._compute_lm_head(torch.ones(2, 48), model.lm_head).shape == (2, 48)
+    padded = {"64 to 48 float32": (1, 2), "48 to 96 float32": (1, 2)}
+    assert exactness_of(model) == {"padded": padded, "inexact": ()}
+
+
+def test_a_machine_where_nothing_helps_says_so_in_the_log_the_status_and_doctor(monkeypatch, caplog):
+    monkeypatch.setattr("sglang_dspark.cpu.row_counts.signature", lambda *_: None)
+    _row_counts.cache_clear()
+    try:
+        model = Model()
+        exact.make_exact(model)
+        (finding,) = doctor.exactness()
+    finally:
+        _row_counts.cache_clear()
+    assert exactness_of(model)["inexact"] == ("64 to 48 float32", "48 to 96 float32")
+    assert "texts may depend on the batch: a row of 64 to 48 float32" in caplog.text
+    assert finding.found.startswith("not on this machine: texts may depend on the batch") and finding.ok
+
+
+def test_doctor_says_what_is_padded_here():
+    (finding,) = doctor.exactness()
+    assert finding.found.startswith("yes, ")
+
+
+def test_a_model_that_nobody_tried_has_no_exactness_to_tell():
+    assert exactness_of(torch.nn.Linear(1, 1)) is None
 
 
 @pytest.fixture(scope="module")

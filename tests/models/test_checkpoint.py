@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from sglang_dspark.models.checkpoint import check_draft_folder, read_draft_config
+from sglang_dspark.models.checkpoint import check_draft_folder, check_draft_weights, read_draft_config
 from sglang_dspark.models.draft_config import DraftCheckpointError, DraftConfig
 from sglang_dspark.settings.config import ConfigError, DSparkConfig, check_draft
 from tests.engine.tiny import VOCAB_SIZE, tiny_target
@@ -53,6 +54,24 @@ def edit(folder, **changes):
         ),
         ({"draft_vocab_size": 100000}, "draft_vocab_size=100000; it must be between 1 and"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3; it must be a divisor"),
+        ({"block_size": 1000000}, "block_size=1000000; it must be at most 64"),
+        ({"block_size": True}, "block_size=True; it must be a whole number"),
+        ({"head_dim": "16"}, "head_dim='16'; it must be a whole number"),
+        ({"markov_rank": [64]}, "markov_rank=[64]; it must be a whole number"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small'; it must be a number"),
+        ({"enable_confidence_head": "false"}, "enable_confidence_head='false'; it must be true or false"),
+        ({"target_layer_ids": ["0", "2"]}, "target_layer_ids[0]='0'; it must be a whole number"),
+        ({"target_layer_ids": [[0], [2]]}, "target_layer_ids[0]=[0]; it must be a whole number"),
+        ({"target_layer_ids": [-1, 2]}, "target_layer_ids[0]=-1; it must be at least 0"),
+        ({"target_layer_ids": [2, 0]}, "target_layer_ids=[2, 0]; it must be ascending, each layer once"),
+        ({"target_layer_ids": [2, 2]}, "target_layer_ids=[2, 2]; it must be ascending, each layer once"),
+        ({"architectures": "Qwen3DSparkModel"}, "architectures='Qwen3DSparkModel'; it must be a list with one of"),
+        ({"dspark_config": [4]}, "dspark_config=[4]; it must be an object"),
+        ({"dtype": "int3"}, "dtype='int3'; it must be one of bfloat16"),
+        ({"model_type": "unheard-of"}, "model_type='unheard-of'; it must be a family that transformers knows"),
+        ({"model_type": None}, "model_type is missing"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings=1000000000000; it must be at most"),
+        ({"rope_parameters": {"rope_theta": "10"}}, "rope_theta='10'; it must be a number"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_value_and_what_would_be_right(draft, changes, words):
@@ -60,6 +79,7 @@ def test_a_wrong_key_is_named_with_its_value_and_what_would_be_right(draft, chan
     with pytest.raises(DraftCheckpointError) as error:
         check_draft_folder(draft)
     assert words in str(error.value)
+    assert str(draft / "config.json") in str(error.value)
 
 
 @pytest.mark.parametrize("key", ["dspark_config", "dflash_config"])
@@ -147,3 +167,40 @@ def test_a_mode_that_the_draft_cannot_serve_is_refused_with_the_flag(draft, sett
     edit(draft, **changes)
     with pytest.raises(ConfigError, match=words):
         check_draft(DSparkConfig(**settings), read_draft_config(draft))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_not_finite_is_found_by_its_name(draft, number):
+    check_draft_weights(draft)
+    tensors = load_file(draft / "model.safetensors")
+    tensors["fc.weight"][5, 7] = number
+    save_file(tensors, draft / "model.safetensors")
+    with pytest.raises(DraftCheckpointError, match="tensor fc.weight holds numbers that are NaN or infinite"):
+        check_draft_weights(draft)
+
+
+@pytest.mark.parametrize(
+    ("place", "token", "words"),
+    [
+        (3, VOCAB_SIZE, f"draft_token_ids[3]={VOCAB_SIZE}; it must be a token id from 0 to {VOCAB_SIZE - 1}"),
+        (0, -1, "draft_token_ids[0]=-1; it must be a token id"),
+        (1, VOCAB_SIZE - 1, f"draft_token_ids[127]={VOCAB_SIZE - 1} stands there twice"),
+    ],
+)
+def test_a_draft_proposes_each_token_of_its_target_once(target, tmp_path, place, token, words):
+    folder = tiny_draft(tmp_path, target, draft_vocab_size=128)
+    check_draft_folder(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["draft_token_ids"][place] = token
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(DraftCheckpointError) as error:
+        check_draft_folder(folder)
+    assert words in str(error.value)
+
+
+def test_a_tensor_that_is_stored_in_whole_numbers_is_refused(draft):
+    tensors = load_file(draft / "model.safetensors")
+    tensors["norm.weight"] = tensors["norm.weight"].to(torch.int8)
+    save_file(tensors, draft / "model.safetensors")
+    with pytest.raises(DraftCheckpointError, match="norm.weight is stored as I8; BF16 or F16 or F32 or F64"):
+        check_draft_folder(draft)

@@ -202,7 +202,7 @@ def test_online_learns_the_draft_when_its_time_is_told_apart():
 
 def with_block(model: AdditiveCostModel, scale: float = 1.0, head: bool = True) -> AdditiveCostModel:
     """The model with a draft's forward of its own; without a head it is a draft in one graph."""
-    block = ([1, 8, 40, 160], scale * np.array([1e-3, 1.5e-3, 4e-3, 12e-3]))
+    block = ([1, 8, 40, 160], scale * np.array([5e-3, 8e-3, 20e-3, 60e-3]))
     return replace(model, head=model.head if head else None, block=block)
 
 

@@ -14,6 +14,7 @@ from dspark_scheduler import Acceptance, AdditiveCostModel, Load, Machine, Onlin
 from dspark_scheduler.acceptance import TABLES, sampler_of, soft_auc
 from dspark_scheduler.baselines import threshold_windows
 from dspark_scheduler.calibration import expected_calibration_error, sigmoid
+from dspark_scheduler.contenders import Planned
 from dspark_scheduler.machines import cpu, gpu
 
 
@@ -165,6 +166,51 @@ def test_a_false_step_beside_the_plan_is_found_by_looking_there(load):
     assert speed["false"] < 0.975 * speed["true"]
     assert speed["learned"] > 0.985 * speed["true"], speed
     assert runs["learned"].mean_window == pytest.approx(runs["true"].mean_window, abs=0.2)
+
+
+DEMO = Acceptance(("demo",), auc=0.73, context_auc=0.7)
+
+
+def known(setup):
+    """The planner with the true cost and nothing to learn."""
+    return Planned(setup, "causal", probes=None)
+
+
+@pytest.mark.parametrize(
+    ("machine", "acceptance", "load"),
+    [(cpu(), DEMO, 1), (cpu(), DEMO, 64), (gpu(), Acceptance(), 16), (gpu(), DEMO, 64), (gpu(), Acceptance(), 256)],
+    ids=["cpu alone", "cpu at rest", "gpu", "gpu, weak draft", "gpu, crowded"],
+)
+def test_probes_cost_next_to_nothing_where_the_belief_is_true(machine, acceptance, load):
+    """The first round, which is paid in advance, is over before it is counted; noise of the learned cost is in it."""
+    arguments = {"steps": 500 if load > 64 else 900, "warmup": 300, "noise": 0.03}
+    speed = {
+        name: simulate(policy, acceptance, machine, Load(load), believed=believed, **arguments).tokens_per_second
+        for name, policy, believed in (("known", known, None), ("learned", "causal", OnlineCostModel(machine.cost)))
+    }
+    assert speed["learned"] > 0.99 * speed["known"], speed
+
+
+@pytest.mark.parametrize(("acceptance", "load"), [(DEMO, 16), (Acceptance(), 64)])
+def test_a_false_step_is_found_on_a_gpu_too(acceptance, load):
+    """Twice a plain step too much from two rows per request on: probes that dear wait for what they may lose."""
+    truth = gpu()
+    body, plain = truth.cost.to_dict(), float(truth.cost.step_seconds(load, load))
+    rows = np.unique([*body["theta"][0], *truth.cost.tiers, 2 * load - 1, 2 * load])
+    seconds = truth.cost.step_seconds(load, rows) - float(truth.cost.step_seconds(load, 1))
+    table = [rows.tolist(), (seconds + np.where(rows >= 2 * load, 2 * plain, 0.0)).tolist()]
+    false = AdditiveCostModel.from_dict({**body, "theta": table})
+    arguments = {"steps": 400, "warmup": 1200, "noise": 0.03}
+    speed = {
+        name: simulate(policy, acceptance, truth, Load(load), believed=believed, **arguments).tokens_per_second
+        for name, policy, believed in (
+            ("known", known, None),
+            ("false", "causal", false),
+            ("learned", "causal", OnlineCostModel(false)),
+        )
+    }
+    assert speed["false"] < 0.9 * speed["known"], speed
+    assert speed["learned"] > 0.98 * speed["known"], speed
 
 
 def test_nonsense_is_refused():

@@ -75,9 +75,11 @@ def malformed(path: str) -> Iterator[Attack]:
         yield Attack(path, b"[" * depth + b"]" * depth, f"{path} a list {depth} deep")
         nested = b'{"a":' * depth + b"1" + b"}" * depth
         yield Attack(path, good[:-1] + b',"metadata":' + nested + b"}", f"{path} an object {depth} deep")
-    text = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "text")
-    yield changed(path, {(text,): "the river " * 1_000_000})
-    yield changed(path, {(text,): list(range(VOCAB_SIZE)) * 4000})
+    long = "the river " * 1_000_000
+    place = {"/generate": "text", "/v1/completions": "prompt", "/v1/responses": "input"}.get(path)
+    yield changed(path, {(place,): long} if place else {("messages",): [{"role": "user", "content": long}]})
+    if path in ("/generate", "/v1/completions"):
+        yield changed(path, {("input_ids" if path == "/generate" else "prompt",): list(range(VOCAB_SIZE)) * 4000})
 
 
 def attacks(seed: int, count: int) -> list[Attack]:

@@ -1,12 +1,14 @@
-"""The demo pair in full (`./run test --long`): 100 varied prompts of 96 greedy tokens, alone and in a crowd of eight.
+"""The demo pair in full (`./run test --long`): 100 prompts of 96 tokens, greedy and seeded, alone, three and eight at once.
 
-In float32 the text is plain decoding's. A first difference counts as a near-tie only where plain decoding's own two best
-logits are closer than 1e-4 (other row counts change a product's last bits); anything else fails. In bfloat16 ties are
-common, so the share of equal texts and the gaps at the first difference are printed, and gaps stay below 0.5.
+The text is plain decoding's, token for token, in float32 and in bfloat16, while batches and windows change all the time;
+no near-tie is excused. Bug class: a row of the target whose bits depend on the batch, a law that loses a token, a seed that
+is spent twice. Last run: 2026-12-01 in bfloat16 in a reduced form, 16 prompts of 40 tokens, compact with causal windows:
+16 of 16 equal, greedy and seeded, at 8, 3 and 1 clients. The whole has not been run yet.
 """
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,73 +44,69 @@ TASKS = (
 PROMPTS = [task.format(topic) for task in TASKS for topic in TOPICS]
 # A draft at least everywhere: a planner that leaves drafting alone would make every text plain decoding's.
 MODES = [
-    {"verify_mode": "static"},
-    {"verify_mode": "cap-accept", "window_policy": "causal", "min_window": 1},
-    *({"verify_mode": "compact", "window_policy": policy, "min_window": 1} for policy in ("causal", "lagged", "ahead")),
+    {"verify_mode": "static", "accept_rule": "block"},
+    {"verify_mode": "cap-accept", "window_policy": "causal", "min_window": 1, "accept_rule": "block"},
+    *(
+        {"verify_mode": "compact", "window_policy": policy, "min_window": 1, "accept_rule": "block"}
+        for policy in ("causal", "lagged", "ahead")
+    ),
+    *(
+        {"verify_mode": "compact", "window_policy": "causal", "min_window": 1, "accept_rule": rule}
+        for rule in ("token", "coupled")
+    ),
 ]
+KINDS = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "top_p": 0.95, "sampling_seed": 7}}
 TOKENS = 96
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def servers(request, tmp_path_factory):
-    logs = tmp_path_factory.mktemp("demo")
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def server(request, tmp_path_factory):
     common = ("--dtype", request.param, "--log-level", "warning", "--max-total-tokens", "16384")
-    plain = start(logs / "plain.log", "--verify-mode", "off", *common)
-    dspark = start(logs / "dspark.log", *common)
-    yield request.param, plain, dspark
-    plain.stop()
-    dspark.stop()
+    running = start(tmp_path_factory.mktemp("demo") / "dspark.log", *common)
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")
-def reference(servers):
-    """What plain decoding says."""
-    _, plain, _ = servers
-    return answers(plain, 8)
+def reference(server):
+    """What plain decoding says to each kind of request, eight at once."""
+    server.configure(verify_mode="off")
+    return {kind: [tokens for tokens, _ in answers(server, kind, 8)] for kind in KINDS}
 
 
-def answers(server, concurrency: int) -> list[tuple[list[int], list[float], int]]:
-    """Per prompt: tokens, at each the gap between its two best log-probabilities, and how many were drafted and accepted."""
+def answers(server, kind: str, concurrency: int) -> list[tuple[list[int], int]]:
+    """Per prompt its tokens and how many were drafted and accepted; lengths vary so that the batch keeps changing."""
 
-    def one(prompt: str) -> tuple[list[int], list[float], int]:
+    def one(prompt: str, shorter: int) -> tuple[list[int], int]:
         body = {
             "text": f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n",
-            "return_logprob": True,
-            "top_logprobs_num": 2,
-            "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS},
+            "sampling_params": {**KINDS[kind], "max_new_tokens": TOKENS - shorter},
         }
         answer = server.post("/generate", body)
-        meta = answer["meta_info"]
-        gaps = [pair[0][0] - pair[1][0] for pair in meta["output_top_logprobs"]]
-        return answer["output_ids"], gaps, meta.get("spec_num_correct_drafts", 0)
+        return answer["output_ids"], answer["meta_info"].get("spec_num_correct_drafts", 0)
 
     with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(one, PROMPTS))
+        return list(pool.map(one, PROMPTS, itertools.cycle((0, 7, 31, 13, 2))))
 
 
-def gaps_at_first_difference(reference, found) -> list[float]:
-    gaps = []
-    for (tokens, gap, _), (ours, _, _) in zip(reference, found, strict=True):
-        if ours != tokens:
-            first = next(i for i, (a, b) in enumerate(zip(tokens, ours)) if a != b)
-            gaps.append(gap[first])
-    return gaps
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(str(value) for value in mode.values()))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("concurrency", [8, 3, 1])
+def test_the_demo_pairs_text_is_plain_decodings(server, reference, mode, kind, concurrency):
+    if concurrency == 1 and mode["verify_mode"] != "compact":
+        pytest.skip("one request at a time is run for compact only, to end within hours")
+    server.configure(**mode)
+    found = answers(server, kind, concurrency)
+    equal = sum(ours == tokens for tokens, (ours, _) in zip(reference[kind], found, strict=True))
+    drafted = sum(accepted for _, accepted in found) / sum(len(tokens) for tokens, _ in found)
+    print(f"{kind} {mode} at {concurrency}: {equal} of {len(PROMPTS)} equal; {drafted:.0%} of the tokens were drafted")
+    assert drafted > 0.1, "hardly a draft was accepted: this compared plain decoding with itself"
+    assert equal == len(PROMPTS)
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: f"{mode['verify_mode']}-{mode.get('window_policy', '')}")
-@pytest.mark.parametrize("concurrency", [8, 1])
-def test_the_demo_pairs_greedy_text_is_plain_decodings(servers, reference, mode, concurrency):
-    dtype, _, dspark = servers
-    if concurrency == 1 and mode["verify_mode"] != "compact":
-        pytest.skip("one request at a time is run for compact only, to end within the hour")
-    dspark.configure(**mode)
-    found = answers(dspark, concurrency)
-    gaps = gaps_at_first_difference(reference, found)
-    drafted = sum(accepted for _, _, accepted in found) / sum(len(tokens) for tokens, _, _ in found)
-    print(
-        f"{dtype} {mode} at {concurrency}: {len(PROMPTS) - len(gaps)} of {len(PROMPTS)} equal; gaps {sorted(gaps)}; "
-        f"{drafted:.0%} of the tokens were drafted"
-    )
-    assert drafted > 0.15, "hardly a draft was accepted: this compared plain decoding with itself"
-    assert all(gap < (1e-4 if dtype == "float32" else 0.5) for gap in gaps), gaps
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_decoding_says_the_same_alone_as_in_a_crowd(server, reference, kind):
+    server.configure(verify_mode="off")
+    assert [tokens for tokens, _ in answers(server, kind, 1)] == reference[kind]

@@ -75,7 +75,6 @@ LISTED = [
     (sampling(logit_bias={BOUND: 1}), BOUND),
     (sampling(logit_bias={"-1": 1}), "logit_bias"),
     (sampling(logit_bias={"²": 1}), "logit_bias"),
-    (sampling(logit_bias={"1": float("inf")}), "finite"),
     *((sampling(stop_regex=pattern), "stop_regex") for pattern in ("[", "(", r"\p{L}", "(" * 200)),
     (sampling(json_schema='{"$ref":"#"}'), ""),
     (chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}), ""),
@@ -118,7 +117,7 @@ def test_a_request_outside_the_models_limits_is_a_400_that_says_which(unharmed, 
 
 
 def test_a_stop_pattern_that_runs_for_ever_ends_its_request_and_holds_nobody(unharmed):
-    slow = {"max_new_tokens": 400, "ignore_eos": True, "stop_regex": r"(([a-z ])+.)+[A-Z]([a-z ])+~$"}
+    slow = {"max_new_tokens": 400, "ignore_eos": True, "stop_regex": r"(?:.|..)+\d{9}$"}
     with ThreadPoolExecutor() as pool:
         began = time.monotonic()
         held = pool.submit(
@@ -126,7 +125,7 @@ def test_a_stop_pattern_that_runs_for_ever_ends_its_request_and_holds_nobody(unh
         )
         neighbour = unharmed.generate("Snow fell", max_new_tokens=16, temperature=0)
         status, text = held.result()
-    assert status == 400 and "stop_regex" in text and "50 ms" in text, (status, text[:300])
+    assert status == 400 and "stop_regex" in text and "simplify it" in text, (status, text[:300])
     assert neighbour and time.monotonic() - began < 30
 
 
@@ -139,9 +138,10 @@ def test_a_stop_pattern_still_stops_where_it_did(unharmed):
     assert whole["text"].startswith(stopped["text"]) and len(stopped["text"]) < len(whole["text"])
 
 
-def faults(server: LocalServer, sent: list[Attack]) -> list[str]:
+def faults(server: LocalServer, sent: list[Attack], timeout: float = 60) -> list[str]:
+    """What went wrong: an answer that says that the server failed, or none in `timeout` seconds."""
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda attack: send(server, attack), sent))
+        answers = list(pool.map(lambda attack: send(server, attack, timeout), sent))
     return [
         f"{status} {attack.what}: {text[:200]}"
         for attack, (status, text) in zip(sent, answers)
@@ -154,7 +154,7 @@ def test_no_field_of_any_route_can_end_the_server_or_make_it_fail(unharmed):
 
 
 def test_no_malformed_body_can_end_the_server_or_make_it_fail(unharmed):
-    assert faults(unharmed, [attack for path in BODIES for attack in malformed(path)]) == []
+    assert faults(unharmed, [attack for path in BODIES for attack in malformed(path)], timeout=180) == []
 
 
 @pytest.mark.long

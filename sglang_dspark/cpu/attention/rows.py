@@ -124,7 +124,8 @@ def _compile_gate(kind: int, version: int):
             for i in range(padded):
                 v = row[i]
                 z = v * (linear + cubic * v * v)
-                small = _exp2(-abs(z) * np.float32(LOG2_E))
+                power = -abs(z) * np.float32(LOG2_E)
+                small = np.float32(0) if power < np.float32(-126) else _exp2(power)
                 row[i] = v * up[i] * (np.float32(1) if z >= 0 else small) / (np.float32(1) + small)
             _store_row(address(row), out + r * size * ITEMSIZE[kind], size, kind)
 
