@@ -7,6 +7,7 @@ scheduler that would die of it: tests/server/test_hostile_requests.py.
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +31,7 @@ INSIDE = {
     "max_new_tokens": [0, 2**31 - 1], "min_new_tokens": [0, 7], "top_k": [-1, 1, 2**31 - 1],
     "temperature": [0, 0.0, 1e6, 2], "stream_interval": [1], "stop_token_ids": [[], [0, 511], {511}],
     "logit_bias": [{}, {"0": -1, "511": 2.5}], "stop_regex": ["a+", ["[ab]", "x|y"], ""],
-    "custom_params": [{}, {"a": 1, "b": [1, "x", None], "dspark": {"max_window": 2}}],
+    "custom_params": [{}, {"a": [[{"b": [1]}]]}, {"a": 1, "b": [1, "x", None], "dspark": {"max_window": 2}}],
     "top_logprobs_num": [0, 512], "token_ids_logprob": [[0, 511]], "logprob_start_len": [-1, 0, 3],
     "multi_item_delimiter_indices": [[0, 2]], "token_indices_to_pool": [[2]], "routed_experts_start_len": [0, 3],
     "positional_embed_overrides": [SimpleNamespace()], "priority": [-3, 2**31 - 1], "bootstrap_room": [2**63 - 1],
@@ -42,7 +43,7 @@ OUTSIDE = {
     "stop_token_ids": [[512], [-1], [1, 10**400], "a", [True]],
     "logit_bias": [{"512": 1}, {"-1": 1}, {"a": 1}, {"²": 1}, {"1": float("nan")}, {"1": "x"}, [1]],
     "stop_regex": ["[", ["a", "("], r"\p{L}", "(" * 200, 5],
-    "custom_params": [{"a": [[1]]}, {"a": {"b": {}}}, {"a": 2**63}], "top_logprobs_num": [-1, 513, True],
+    "custom_params": [{"a": 2**63}, {"a": [[{"b": -(2**70)}]]}, {"a": json.loads("[" * 80 + "]" * 80)}], "top_logprobs_num": [-1, 513, True],
     "token_ids_logprob": [[512], [-1], ["a"]], "logprob_start_len": [-2, 4], "multi_item_delimiter_indices": [[3], [-1]],
     "token_indices_to_pool": [[3], -1], "routed_experts_start_len": [-1, 4], "positional_embed_overrides": [[1], 5, {}],
     "priority": [2**31, -(2**70)], "bootstrap_room": [2**63], "bootstrap_port": [-1, 65536],

@@ -24,6 +24,7 @@ INT32 = 2**31 - 1
 MOST_CHOICES = 4096  # of one prompt; each is a request of its own
 HOTTEST = 1e6  # a temperature; far above, masked logits become NaN when they are divided
 SHORT_TEXT = 1 << 20  # characters; a text up to here is read in any case
+DEEPEST = 64  # levels of a custom parameter
 LONG_PATTERN = 256  # SGLang's limit in bytes
 MOST_DIGITS = 40  # of a value that a message repeats
 
@@ -120,10 +121,19 @@ def _compiles(pattern: object, _: Request) -> bool:
     return True
 
 
-def _plain(value: object, _: Request) -> bool:
-    """Whether a custom parameter survives the way to the scheduler: a scalar, or a flat list or object of scalars."""
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else (value,)
-    return all(v is None or isinstance(v, (bool, float, str)) or _fits(v) for v in inside)
+def _travels(value: object, _: Request) -> bool:
+    """Whether a custom parameter survives the way to the scheduler: numbers of 64 bits, nested at most `DEEPEST` levels."""
+    level = [value]
+    for _depth in range(DEEPEST):
+        if any(_is_whole(item) and not _fits(item) for item in level):
+            return False
+        nested = (
+            item.values() if isinstance(item, Mapping) else item for item in level if isinstance(item, (Mapping, list))
+        )
+        level = [item for items in nested for item in items]
+        if not level:
+            return True
+    return False
 
 
 def _fits(value: object) -> bool:
@@ -149,8 +159,7 @@ LIMITS = (
     Limit("sampling_params.logit_bias", _VOCABULARY + ", and a bias is a finite number", _biased,
           lambda content: content.items() if isinstance(content, Mapping) else ((content, None),)),
     Limit("sampling_params.stop_regex", "a regular expression that Python's re can read", _compiles, _many),
-    Limit("sampling_params.custom_params", "its values are numbers of 64 bits, texts, true, false, null, or a flat list or "
-          "object of these", _plain, lambda content: content.values() if isinstance(content, Mapping) else ()),
+    Limit("sampling_params.custom_params", f"its numbers have 64 bits, and it is nested at most {DEEPEST} deep", _travels),
     Limit("top_logprobs_num", "0 to {0.vocabulary}, the model's vocabulary",
           lambda v, request: _is_whole(v) and 0 <= v <= request.vocabulary),
     Limit("token_ids_logprob", _VOCABULARY, _in_vocabulary, _many),

@@ -155,6 +155,7 @@ def test_bounds_and_fills_that_are_host_numbers_are_not_copied(monkeypatch):
         survival = torch.empty(9, 4, device="cuda")
         allocate_windows(survival, 11, 1, 3)
         allocate_windows(torch.empty(5000, 7, device="cuda"), 11, 1, 3)  # too large for one program
+        assert device.copies == []
         steady = Steady(4, 3, 100)
         batch = RaggedBatch.pack(steady.anchors, steady.slots[:, :3], steady.low, steady.prefix, steady.slots, tier=16)
         device.copies.clear()

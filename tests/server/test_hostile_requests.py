@@ -78,7 +78,6 @@ LISTED = [
     *((sampling(stop_regex=pattern), "stop_regex") for pattern in ("[", "(", r"\p{L}", "(" * 200)),
     (sampling(json_schema='{"$ref":"#"}'), ""),
     (chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}), ""),
-    (sampling(custom_params={"a": [[1]]}), "custom_params"),
     (generate(positional_embed_overrides=[1]), "positional_embed_overrides"),
     (generate(text=["a", "b"], sampling_params=[{}]), "fit"),
     (generate(session_params={"id": 5}), ""),
