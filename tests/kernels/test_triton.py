@@ -56,7 +56,7 @@ def test_the_catalogue_lists_every_kernel():
     assert kernels_of_the_package() == {build.name for build in BUILDS} and len(BUILDS) >= 10
 
 
-# Ampere and Blackwell with --long: a build costs ten seconds and more, and the three have failed together so far.
+# Ampere and Blackwell with --long: a build of all kernels costs ten seconds and more.
 @pytest.mark.parametrize(
     "capability", [pytest.param(c, marks=pytest.mark.long if c != 90 else ()) for c in (80, 90, 100)]
 )
