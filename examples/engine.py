@@ -20,7 +20,7 @@ PROMPTS = ["The river ran", "Numbers such as 12"]
 
 def main(model: str, draft: str) -> None:
     arguments = ServerArgs(
-        model_path=model, speculative_algorithm=ALGORITHM, speculative_draft_model_path=draft, log_level="info"
+        model_path=model, speculative_algorithm=ALGORITHM, speculative_draft_model_path=draft, log_level="error"
     )
     engine = Engine(server_args=attach(arguments, DSparkConfig(min_window=1)))
     try:
