@@ -61,13 +61,13 @@ def _check_platform(args: argparse.Namespace) -> None:
     import torch
 
     from sglang_dspark import cpu
-    from sglang_dspark.cpu.refusals import Refused, refuse_arguments
+    from sglang_dspark.cpu.refusals import CpuPlatformError, refuse_arguments
 
     if cpu.activate() is not None:
         try:
             # Another algorithm is not ours to judge here: SGLang itself asks the platform for it.
             refuse_arguments(vars(args) | {"speculative_algorithm": None})
-        except Refused as error:
+        except CpuPlatformError as error:
             raise ConfigError(str(error)) from error
     elif args.device is not None and args.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {args.device}: torch sees no CUDA device here; drop the flag")

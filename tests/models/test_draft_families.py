@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from sglang_dspark.models.checkpoint import check_draft_folder, read_draft_config
 from sglang_dspark.models.draft_config import DraftCheckpointError
 from sglang_dspark.models.families import refuse_recurrent_target
-from tests.engine.draft_block import CONTEXTS, context_pool, engine_draft, run_block
 from tests.engine.tiny import VOCAB_SIZE, tiny_target
 from tests.engine.tiny_draft import tiny_draft
+from tests.models.draft_block import CONTEXTS, context_pool, engine_draft, run_block
 
 NESTED = ("mask_token_id", "target_layer_ids", "num_target_layers")
 FAMILIES = {

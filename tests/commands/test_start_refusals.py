@@ -13,9 +13,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from sglang_dspark.commands.preflight import plan_start
+from tests.commands.test_serve_errors import refused
 from tests.engine.tiny import tiny_target
 from tests.engine.tiny_draft import tiny_draft
-from tests.server.test_serve_errors import refused
 
 
 @pytest.fixture(scope="module")
