@@ -111,14 +111,13 @@ class Verifier:
             draft_token=ragged.input_ids,
             positions=ragged.positions,
             draft_token_num=self.width,
+            num_tokens_per_req=self.width_for_graphs(whole=whole),
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=step.plan,
             kv_loc_cols=in_block,
             rows_per_request=rows,
             ragged_verify_layout=self.layout(ragged, rows, whole=whole),
         )
-        if not (whole or self.tiers or self.on_cpu):  # graphs of whole blocks would take these rows for theirs
-            verify.num_tokens_per_req = self.width + 1  # an upper bound for whoever else reads it
         batch.input_ids, batch.spec_info, batch.forward_mode = ragged.input_ids, verify, ForwardMode.TARGET_VERIFY
         batch.out_cache_loc = ragged.out_slots
         if rows and not self.on_cpu:  # the engine's backends count the rows into the host's lengths
@@ -139,6 +138,11 @@ class Verifier:
             raise RuntimeError("the target returned no features for the draft: its model class does not capture layers")
         output.next_token_logits = output.next_token_logits[: ragged.rows]
         return TargetRows(output, features[: ragged.rows], result.can_run_cuda_graph)
+
+    def width_for_graphs(self, *, whole: bool) -> int:
+        """Rows per request, as the engine compares them with its graphs of whole blocks: ragged rows must not meet one, so
+        they name a longer width, which is an upper bound for whoever else reads it."""
+        return self.width if whole or self.tiers or self.on_cpu else self.width + 1
 
     def layout(self, ragged: RaggedBatch, rows: list[int], *, whole: bool) -> RaggedVerifyLayout | None:
         """The engine's layout of ragged rows, from the host's numbers where there are any. None where nobody reads it: on a

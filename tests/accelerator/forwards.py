@@ -163,7 +163,8 @@ def whole_block_graph_takes(counts: list[int]) -> bool:
     runner, verifier.runner = verifier.runner, SimpleNamespace(decode_cuda_graph_runner=None)  # no token tiers
     graphs.ragged_verify_mode = False
     try:
-        batch = verification(runner, counts, width=5, spec_width=verifier._width_of(counts))
+        whole = all(count == 5 for count in counts)
+        batch = verification(runner, counts, width=5, spec_width=verifier.width_for_graphs(whole=whole))
         return bool(graphs.can_run_graph(batch))
     finally:
         graphs.ragged_verify_mode, verifier.runner = True, runner

@@ -16,13 +16,8 @@ import torch
 from tests.accelerator.engine import GAMMA, engine
 
 # A stair at eight rows: the planner verifies some drafts of three requests and has to choose which.
-COST = {
-    "model": {
-        "t0": 0.05, "alpha": [[1, 8], [0, 0.01]], "theta": [[1, 8, 10, 40], [0, 0.01, 0.1, 0.4]], "tiers": [], "context": 0.0,
-        "draft": [[1, 32], [0.001, 0.004]],
-    },
-    "block": [[4, 32], [0.002, 0.004]], "gamma": GAMMA, "short": False,
-}  # fmt: skip
+COST = {"t0": 0.05, "context": 0.0, "tiers": [], "whole": GAMMA, "block": [[4, 32], [0.002, 0.004]]}
+COST |= {"alpha": [[1, 8], [0, 0.01]], "theta": [[1, 40], [0, 0.39]], "head": [[1, 32], [0.001, 0.004]]}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import serving
 from benchmarks.sweep import LOADS, MEANS, Results, Slot, Sweep, SweepError, judged, summary
 from benchmarks.sweep_report import markdown
+from sglang_dspark.bench import arms
 from sglang_dspark.bench.bracket import Run
 from sglang_dspark.prompts.prompts import Prompt
 
@@ -180,7 +181,7 @@ def test_the_arms_of_the_command_line_are_arms_and_those_with_a_server_of_their_
     assert own == {"off": ["--verify-mode", "off"], "dflash": ["--verify-mode", "static", "--port", "9"]}
     assert serving.sweep_of(options, own).treatments == (*serving.ARMS, "dflash")
     monkeypatch.setattr(sys, "argv", ["serving.py", "--control", "switched", "--arm", "compakt"])
-    with pytest.raises(serving.ArmError, match="compakt"):
+    with pytest.raises(arms.ArmError, match="compakt"):
         serving.sweep_of(serving.arguments(), {})
 
 
@@ -207,13 +208,13 @@ def test_the_sweep_starts_its_servers_runs_every_arm_where_it_belongs_and_stops_
         started.append(Stub(f"http://{log.stem}"))
         return started[-1]
 
-    def measure(arm, server, dataset, requests, concurrency, **how):
+    def run_arm(arm, server, dataset, requests, concurrency, **how):
         ran.append((arm.name, arm.url, arm.settings and arm.settings["verify_mode"], requests))
         return run_of(Slot(0, 1.0, concurrency, 0, arm.name), 100.0)
 
     monkeypatch.setattr(serving, "package_prompts", sources)
     monkeypatch.setattr(serving.signal, "signal", lambda *given: None)  # no handler of ours in the tests' process
-    for name, stand_in in (("start", start), ("measure", measure), ("Server", Stub)):
+    for name, stand_in in (("start", start), ("run_arm", run_arm), ("Server", Stub)):
         monkeypatch.setattr(serving, name, stand_in)
     out = tmp_path / "serving.json"
     arguments = [

@@ -192,7 +192,7 @@ def test_a_draft_that_cannot_be_served_is_one_line_on_the_command_line_and_statu
     draft = tiny_draft(tmp_path, target)
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"target_layer_ids": ["0", [2]]}))
-    command = [*SERVE, str(target), "--speculative-draft-model-path", str(draft), "--port", str(port)]
+    command = [*SERVE, "--model-path", str(target), "--speculative-draft-model-path", str(draft), "--port", str(port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     (line,) = lines_of(done.stderr)

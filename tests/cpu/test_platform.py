@@ -36,6 +36,7 @@ REFUSED_VALUES = {
     "device": "cuda",
     "dtype": "int8",
     "quantization": "fp8",
+    "load_format": "bitsandbytes",
     "kv_cache_dtype": "fp8_e5m2",
     "attention_backend": "triton",
     "prefill_attention_backend": "fa3",

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark_kernels import allocate_windows, best_tokens, calibrated_survival
-from dspark_scheduler import AdditiveCostModel, OnlineCalibrator, best_budget
+from dspark_scheduler import AdditiveCostModel, DraftShape, OnlineCalibrator, Terms
 from dspark_scheduler import allocate_windows as allocate_on_host
+from dspark_scheduler.budget import reference_budget
 
 SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
 
@@ -67,11 +68,12 @@ def test_the_best_budget_is_the_hosts_and_its_windows_are_too(seed, requests, ga
 
     options = {"min_window": low, "max_window": high}
     if high.any():
-        host = best_budget(survival, cost, drafting="block", allow_skip=False, **options)
+        terms = Terms.of(cost, DraftShape("block", gamma), requests, low, high)
+        host, _ = reference_budget(survival, terms, gamma)
         value = lambda k: _committed(survival, k, low, high) / float(cost.step_seconds(requests, requests + k))
-        assert value(int(tokens)) >= value(host.tokens) * (1 - 1e-9), (int(tokens), host.tokens)
+        assert value(int(tokens)) >= value(host) * (1 - 1e-9), (int(tokens), host)
         if not jagged:
-            assert int(tokens) == host.tokens
+            assert int(tokens) == host
     windows = allocate_windows(torch.from_numpy(survival), tokens, *bounds)
     assert windows.tolist() == allocate_on_host(survival, int(tokens), **options).tolist()
     assert int(windows.sum()) == int(tokens)

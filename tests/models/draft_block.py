@@ -40,7 +40,7 @@ def run_block(model, shape, features, anchors, write):
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     from sglang_dspark.cpu.attention.backend import CpuAttentionBackend
-    from sglang_dspark.step.types import BlockVerifyInput
+    from sglang_dspark.step.forward import BlockVerifyInput
     from tests.engine.in_process import running
 
     requests, gamma = len(features), shape.block_size

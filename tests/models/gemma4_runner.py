@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
     load_plugins()
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
-    from sglang_dspark.step.types import BlockVerifyInput
+    from sglang_dspark.step.forward import BlockVerifyInput
     from tests.engine.tiny import tiny_target
     from tests.models.test_gemma4_draft import CONFIG, MASK_ID, D, gemma4_draft, target_modules
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from dspark_scheduler import Fingerprint
-from dspark_scheduler.fingerprint import save_measurement
 from sglang_dspark.settings.config import DSparkConfig
 from sglang_dspark.step import measure, speculation
 from sglang_dspark.step.ranks import Ranks
@@ -33,7 +32,7 @@ def ranks_of_two() -> Ranks:
 
 def server(rank: int, folder, cost_model: str) -> speculation.Speculation:
     """Only what finding a cost asks for: every probe is an all-reduce, as a tensor-parallel forward is."""
-    for name in ("run_target", "run_backbone", "run_head"):
+    for name in ("run_target", "run_block", "run_head"):
         setattr(measure, name, lambda *_: dist.all_reduce(torch.ones(1)))
     if rank:
         clock = measure.time.perf_counter
@@ -41,7 +40,7 @@ def server(rank: int, folder, cost_model: str) -> speculation.Speculation:
     config = SimpleNamespace(block_size=GAMMA, enable_confidence_head=True, has_hidden_confidence=False)
     drafter = SimpleNamespace(
         gamma=GAMMA, folder=folder, config=config, runner=SimpleNamespace(device="cpu"), ranks=ranks_of_two(),
-        short_blocks=True,
+        short_blocks=True, on_cpu=True, head=None, graph=None,
     )  # fmt: skip
     speculation.state_folder = lambda _: folder / str(rank)  # two nodes: each has a home of its own
     made = speculation.Speculation(DSparkConfig(cost_model=cost_model), drafter, PRINT, learning=rank == 0)
@@ -66,7 +65,7 @@ def test_ranks_with_skewed_clocks_and_one_cost_file_start_together(tmp_path, mon
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     if cost_model == "auto":
-        from tests.step.test_speculation import BODY
+        from tests.step.test_speculation import COST
 
-        save_measurement(tmp_path / "0" / "cost.json", speculation.COST_KIND, PRINT, BODY)
+        COST.save(tmp_path / "0" / "cost.json", PRINT)
     torch.multiprocessing.spawn(work, (port, tmp_path, cost_model), nprocs=2)

@@ -7,13 +7,12 @@ that keeps the server from starting.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dspark_scheduler import AdditiveCostModel, Fingerprint, FingerprintMismatch, OnlineCostModel
+from dspark_scheduler import AdditiveCostModel, Fingerprint, FingerprintMismatch
 from sglang_dspark.learning.confidence import Calibration
 from sglang_dspark.settings.config import ConfigError, DSparkConfig
 from sglang_dspark.step import speculation as runtime
@@ -146,16 +145,3 @@ def test_a_delayed_probe_costs_no_more_than_a_larger_one_that_was_not():
     seconds = {(1, 1): 20.0, (1, 6): 90.0, (2, 2): 21.0, (2, 12): 30.0, (4, 4): 95.0}
     assert lower_envelope(seconds) == {(1, 1): 20.0, (1, 6): 30.0, (2, 2): 21.0, (2, 12): 30.0, (4, 4): 95.0}
     assert lower_envelope({1: 3.0, 2: 2.0, 4: 5.0}) == {1: 2.0, 2: 2.0, 4: 5.0}
-
-
-def test_a_backbone_measured_beside_a_busy_neighbour_is_mended_by_one_probe_and_not_spoiled_by_one_stall():
-    """Catches a slow average: while plain decoding seems better only rare probes draft, and they took an hour to mend it."""
-    cost = OnlineCostModel(replace(COST, block=([4, 32], [0.08, 0.16])))
-
-    def drafted(block_seconds: float) -> float:
-        seconds = 0.05 + block_seconds
-        cost.observe(8, 16, 900, seconds, slots=16, length=2, block_seconds=block_seconds, head_seconds=0.002)
-        return cost.block_seconds(8, 2)
-
-    assert drafted(0.004) == pytest.approx(0.004)
-    assert drafted(0.4) < 0.0042 and drafted(0.004) < 0.0042

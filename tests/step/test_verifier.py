@@ -80,10 +80,10 @@ def test_a_backend_without_token_tiers_says_at_start_what_to_use(switch, caplog)
     assert switch.get() == "static" and "dspark_triton" in caplog.text
 
 
-@pytest.mark.parametrize(("tiers", "rows", "width"), [((5, 10), [1, 3], 5), (None, [5, 5], 5), (None, [1, 3], 6)])
-def test_ragged_rows_never_meet_a_graph_of_whole_blocks(tiers, rows, width):
+@pytest.mark.parametrize(("tiers", "whole", "width"), [((5, 10), False, 5), (None, True, 5), (None, False, 6)])
+def test_ragged_rows_never_meet_a_graph_of_whole_blocks(tiers, whole, width):
     """The engine takes a graph by requests for any batch whose width is the captured one; the rows do not fit then."""
-    assert accelerated(tiers)._width_of(rows) == width
+    assert accelerated(tiers).width_for_graphs(whole=whole) == width
 
 
 @pytest.mark.parametrize(
