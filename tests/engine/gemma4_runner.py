@@ -22,7 +22,7 @@ def main(folder: Path) -> None:
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
     from sglang_dspark.step.forward import BlockVerifyInput
-    from tests.engine.test_gemma4_draft import CONFIG, MASK_ID, D, gemma4_draft, target_modules
+    from tests.models.test_gemma4_draft import CONFIG, MASK_ID, D, gemma4_draft, target_modules
     from tests.engine.tiny import tiny_target
 
     target_path, draft_path = tiny_target(folder / "target", "qwen3", layers=4), folder / "draft"
