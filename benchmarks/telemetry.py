@@ -39,7 +39,7 @@ class Owner:
         self.config, self.cost = DSparkConfig(), OnlineCostModel(model)
         self.calibration = Calibration(GAMMA, "main", "online", Path("/no/such/draft"), fingerprint)
         planner = Planner(GAMMA, self.cost, POLICIES["causal"], drafting="depth")
-        self.policy = CausalWindows(planner, self.calibration, None, on_cpu=True)
+        self.policy = CausalWindows(planner, self.calibration, None, short_blocks=True)
 
 
 def reports(owner: Owner, requests: int):

@@ -28,11 +28,11 @@ class Policy:
 
     Args:
         planner: of the scheduler's policy of the same name. calibration: of the confidence that sizes the windows.
-        head: draws the drafts. on_cpu: windows are on the host, and slots outside them need not be drawn.
+        head: draws the drafts. short_blocks: windows are on the host (a CPU), and slots outside them are not drawn.
     """
 
-    def __init__(self, planner: Planner, calibration: Calibration, head: Head, *, on_cpu: bool) -> None:
-        self.planner, self.calibration, self.head, self.on_cpu = planner, calibration, head, on_cpu
+    def __init__(self, planner: Planner, calibration: Calibration, head: Head, *, short_blocks: bool) -> None:
+        self.planner, self.calibration, self.head, self.short_blocks = planner, calibration, head, short_blocks
 
     def plan(self, step: Step) -> Plan:
         """From survival at least two steps old: whether to draft, how far, how many drafts may be verified, and in which
@@ -69,7 +69,7 @@ class Policy:
 
     def _in_windows(self, run: BlockRun, step: Step, plan: Plan, windows: torch.Tensor):
         """The block with its windows known: a CPU draws no slot outside them."""
-        if not self.on_cpu:
+        if not self.short_blocks:
             return self.head.sample(run, step, plan.draft_length)
         on_host = windows.numpy()
         return self.head.sample(run, step, int(on_host.max()), on_host)
@@ -110,7 +110,7 @@ class LaggedWindows(Policy):
         if self.calibration.head == "hidden":
             logits = self.head.hidden_confidence(run)
             return Drafted(self._in_windows(run, step, plan, windows), windows, logits)
-        length = int(windows.max()) if self.on_cpu else plan.draft_length
+        length = int(windows.max()) if self.short_blocks else plan.draft_length
         block = self.head.sample(run, step, length)
         return Drafted(block, windows, self.head.confidence(run, step, block) if length else None)
 

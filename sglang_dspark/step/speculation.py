@@ -178,7 +178,7 @@ class Speculation:
             max_step_seconds=self._ceiling,
         )
         calibration = self.calibrations["hidden" if hidden else "main"]
-        return POLICIES[name](planner, calibration, self.drafter.head, on_cpu=self.drafter.on_cpu)
+        return POLICIES[name](planner, calibration, self.drafter.head, short_blocks=self.drafter.short_blocks)
 
     @property
     def _ceiling(self) -> float | None:

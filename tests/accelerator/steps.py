@@ -93,7 +93,7 @@ class Running:
 def run(case: Case, accelerated: bool) -> Told:
     made = engine()
     made.reset()
-    made.capture(0, 1)
+    made.capture(0)
     made.choose(accelerated)
     _begin(made.worker, case)
     everybody = [Running(i, asked) for i, asked in enumerate(case.requests)]

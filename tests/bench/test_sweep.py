@@ -15,7 +15,7 @@ import pytest
 from benchmarks import serving
 from benchmarks.sweep import LOADS, MEANS, Results, Slot, Sweep, SweepError, judged, summary
 from benchmarks.sweep_report import markdown
-from sglang_dspark.bench import arms
+from sglang_dspark.bench.arms import ArmError
 from sglang_dspark.bench.bracket import Run
 from sglang_dspark.prompts.prompts import Prompt
 
@@ -181,7 +181,7 @@ def test_the_arms_of_the_command_line_are_arms_and_those_with_a_server_of_their_
     assert own == {"off": ["--verify-mode", "off"], "dflash": ["--verify-mode", "static", "--port", "9"]}
     assert serving.sweep_of(options, own).treatments == (*serving.ARMS, "dflash")
     monkeypatch.setattr(sys, "argv", ["serving.py", "--control", "switched", "--arm", "compakt"])
-    with pytest.raises(arms.ArmError, match="compakt"):
+    with pytest.raises(ArmError, match="compakt"):
         serving.sweep_of(serving.arguments(), {})
 
 

@@ -63,7 +63,7 @@ class Server:
     def __init__(self) -> None:
         self.config, self.cost, self.calibration = DSparkConfig(), Cost(), HalfSure()
         planner = SimpleNamespace(shape=DraftShape("depth", 3), publish=lambda *_: None)
-        self.policy = Policy(planner, self.calibration, None, on_cpu=True)
+        self.policy = Policy(planner, self.calibration, None, short_blocks=True)
 
 
 def one_step(
