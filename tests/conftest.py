@@ -5,13 +5,15 @@
     server   tests/server: `sglang-dspark serve` in a process of its own
     long     beside one of the three, by hand: needs the demo pair, a compiler's minutes, or an hour
 
-`./run test` has two workers. Everything that asks the servers of tests/server/conftest.py is one group, so that each
-starts once; a file of unit tests is one group, so that its fixtures are made once; all engines are one group, because a
-process holds one engine at a time (tests/engine/engines.py).
+`./run test` has two workers. Files that ask the servers of tests/server/conftest.py are one group, which one worker runs,
+so that each server starts once; all engines are one group, because a process holds one engine at a time
+(tests/engine/engines.py); a file of unit tests is a group of its own, so that its fixtures are made once.
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +21,8 @@ import pytest
 
 COSTS = ("unit", "engine", "server")
 TESTS = Path(__file__).parent
-SHARED = {"dspark", "plain"}
+# Groups in the order in which workers take them: the longest first, so that neither worker waits for the other.
+FIRST = ("servers", "own servers", "watched", "engines", "kernels/test_triton")
 
 
 def cost_of(path: Path) -> str:
@@ -28,16 +31,23 @@ def cost_of(path: Path) -> str:
     return folder if folder in COSTS else "unit"
 
 
-def group_of(path: Path, fixtures: set[str]) -> str:
-    """The worker group of a test file whose tests use these fixtures: one process runs all of it, in its order."""
+@cache
+def group_of(path: Path) -> str:
+    """The group of a test file: one process runs all of it, in its order."""
     cost = cost_of(path)
     if cost == "unit":
         return path.relative_to(TESTS).with_suffix("").as_posix()
     if cost == "engine":
         return "engines"
-    if "watched" in fixtures:
+    taken = set(
+        re.findall(
+            r"\b(dspark|plain|watched)\b",
+            " ".join(re.findall(r"^def \w+\((.*?)\)", path.read_text(), re.MULTILINE | re.DOTALL)),
+        )
+    )
+    if "watched" in taken:
         return "watched"
-    return "servers" if fixtures & SHARED else "own servers"
+    return "servers" if taken else "own servers"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,14 +59,26 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` and xdist look at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    fixtures: dict[Path, set[str]] = {}
-    for item in items:
-        fixtures.setdefault(item.path, set()).update(item.fixturenames)
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(cost_of(item.path))
-        item.add_marker(pytest.mark.xdist_group(group_of(item.path, fixtures[item.path])))
+    if hasattr(config, "workerinput"):  # workers take groups in the order of collection
+        ranks = {group: rank for rank, group in enumerate(FIRST)}
+        items.sort(key=lambda item: ranks.get(group_of(item.path), len(ranks)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Groups by `group_of`. (xdist's own groups are marks that it writes into node ids, which pytest 9.2 does not read.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(config.rootpath / nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session")

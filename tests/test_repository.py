@@ -160,7 +160,7 @@ def test_the_long_and_the_fast_tests_are_selected_by_their_flag(checkout, given,
     log = installed(checkout, "test")
     log.unlink()
     run(checkout, "test", *given)
-    assert log.read_text().splitlines()[-1] == f"python -m pytest -n 2 --dist loadgroup {passed}".rstrip()
+    assert log.read_text().splitlines()[-1] == f"python -m pytest -n 2 {passed}".rstrip()
 
 
 def test_an_old_python_is_named_and_nothing_is_made(checkout, tmp_path):
