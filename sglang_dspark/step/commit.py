@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from dspark_kernels.mixed import sample_rows
 
 from dspark_kernels.accept import accept
+from dspark_kernels.mixed import sample_rows
 from dspark_kernels.ragged import RaggedBatch
 from dspark_kernels.types import BlockDraft
 from dspark_kernels.verified import Verified
