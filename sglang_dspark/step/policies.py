@@ -55,9 +55,11 @@ class Policy:
         record = report.record
         confidence = self.calibration.conditional(report.confidence, record.greedy)
         self.planner.publish(record.number, record.ids, survival(confidence))
-        width = confidence.shape[1]
-        self.calibration.observe(report.confidence, record.greedy, report.outcomes[:, :width], report.tried[:, :width])
-        return confidence
+        # A confidence that knows the windows first is of the whole block, of which no more than the windows is drafted.
+        seen = slice(min(confidence.shape[1], record.block_size))
+        logits, outcomes, tried = (rows[:, seen] for rows in (report.confidence, report.outcomes, report.tried))
+        self.calibration.observe(logits, record.greedy, outcomes, tried)
+        return confidence[:, seen]
 
     def survival(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
         """[R, k] on the device: the chance that draft k and all before it are accepted; 0 where confidence is not finite, so

@@ -47,10 +47,10 @@ def test_every_treatment_runs_once_in_every_cell_between_two_controls():
     for slot in slots:
         cells.setdefault(slot.key[:3], []).append(slot.arm)
     assert len(cells) == 2 * 2 * 2 and len({slot.key for slot in slots}) == len(slots)
-    for arms in cells.values():
-        assert sorted(arm for arm in arms if arm != "off") == sorted(ARMS)
-        assert [i for i, arm in enumerate(arms) if arm == "off"] == [0, 3, 6, 8]
-    assert len({tuple(arms) for arms in cells.values()}) > 1, "every cell has the same order"
+    for order in cells.values():
+        assert sorted(arm for arm in order if arm != "off") == sorted(ARMS)
+        assert [i for i, arm in enumerate(order) if arm == "off"] == [0, 3, 6, 8]
+    assert len({tuple(order) for order in cells.values()}) > 1, "every cell has the same order"
 
 
 def test_whole_turns_of_all_clients_fill_the_seconds_of_a_run():

@@ -56,7 +56,10 @@ def test_the_catalogue_lists_every_kernel():
     assert kernels_of_the_package() == {build.name for build in BUILDS} and len(BUILDS) >= 10
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+# Ampere and Blackwell with --long: a build of all kernels costs ten seconds and more.
+@pytest.mark.parametrize(
+    "capability", [pytest.param(c, marks=pytest.mark.long if c != 90 else ()) for c in (80, 90, 100)]
+)
 def test_every_kernel_compiles_ahead_of_time_and_fits(capability, tmp_path):
     """In a child, with an empty cache, so that nothing compiled before (or under the interpreter) stands in for it.
 

@@ -138,7 +138,7 @@ def test_block_states_and_capped_logits_are_those_of_the_description(engine, fol
 
 def test_the_engines_model_runner_finds_loads_sizes_and_runs_it(tmp_path):
     """Registry, loader, cache and forward are the engine's own; only the target's embedding is a stand-in."""
-    run = [sys.executable, "-W", "ignore", "-m", "tests.engine.gemma4_runner", str(tmp_path)]
+    run = [sys.executable, "-W", "ignore", "-m", "tests.models.gemma4_runner", str(tmp_path)]
     done = subprocess.run(run, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     made, tensors = load_file(tmp_path / "states.safetensors"), load_file(tmp_path / "draft" / "model.safetensors")

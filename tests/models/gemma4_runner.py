@@ -1,6 +1,6 @@
 """Run in a process of its own: a Gemma 4 draft loaded, sized and run by the engine's model runner, on random features.
 
-Usage: python -m tests.engine.gemma4_runner FOLDER   (a target of Gemma's embedding is stood in for by a tiny one)
+Usage: python -m tests.models.gemma4_runner FOLDER   (a target of Gemma's embedding is stood in for by a tiny one)
 Writes FOLDER/states.safetensors: the features, the shared embedding, and the states of one block behind them.
 """
 
@@ -22,8 +22,8 @@ def main(folder: Path) -> None:
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
     from sglang_dspark.step.forward import BlockVerifyInput
-    from tests.models.test_gemma4_draft import CONFIG, MASK_ID, D, gemma4_draft, target_modules
     from tests.engine.tiny import tiny_target
+    from tests.models.test_gemma4_draft import CONFIG, MASK_ID, D, gemma4_draft, target_modules
 
     target_path, draft_path = tiny_target(folder / "target", "qwen3", layers=4), folder / "draft"
     draft_path.mkdir()
