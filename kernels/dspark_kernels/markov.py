@@ -67,6 +67,7 @@ class GatedMarkov(VanillaMarkov):
         self.gate_proj = nn.Linear(hidden_size + rank, rank)
 
     def latent(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        """The gated embedding [..., rank] of one slot; the state passes through unread."""
         gate = torch.sigmoid(self.gate_proj(torch.cat((hidden.to(embedding.dtype), embedding), dim=-1)))
         return gate * embedding, state
 
@@ -81,6 +82,7 @@ class RnnMarkov(VanillaMarkov):
         self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def latent(self, embedding: torch.Tensor, hidden: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        """The latent [..., rank] of one slot and the next state; a state of None is zeros."""
         state = torch.zeros_like(embedding) if state is None else state
         joint = self.joint_proj(torch.cat((state, embedding, hidden.to(embedding.dtype)), dim=-1))
         gate, candidate, output = joint.chunk(3, dim=-1)
@@ -88,6 +90,7 @@ class RnnMarkov(VanillaMarkov):
         return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
 
     def block_latents(self, prev_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Latents [..., k, rank] of a block of k slots, one after the other, from a state of zeros."""
         state, latents = None, []
         for embedding, h in zip(self.markov_w1(prev_tokens).unbind(-2), hidden.unbind(-2), strict=True):
             latent, state = self.latent(embedding, h, state)

@@ -50,6 +50,7 @@ class RaggedBatch:
 
     @property
     def requests(self) -> int:
+        """R, a host number."""
         return self.windows.shape[0]
 
     @property
@@ -100,10 +101,7 @@ class RaggedBatch:
                 [0, k] or more rows than the tier holds.
         """
         requests, block = tokens.shape
-        if anchors.shape != (requests,) or windows.shape != (requests,) or prefix_lens.shape != (requests,):
-            raise ValueError(f"anchors, windows and prefix_lens must be [{requests}]")
-        if slots is not None and slots.shape != (requests, block + 1):
-            raise ValueError(f"slots must be [{requests}, {block + 1}], got {tuple(slots.shape)}")
+        _check_shapes(anchors, tokens, windows, prefix_lens, slots)
         if tier is not None and requests and use_triton(tokens):
             from .ragged_triton import pack_triton
 
@@ -171,6 +169,14 @@ def _rows(ends: torch.Tensor, windows_host: np.ndarray | None) -> int:
     if windows_host is not None:
         return int(windows_host.sum()) + len(windows_host)
     return int(ends[-1]) if len(ends) else 0
+
+
+def _check_shapes(anchors, tokens, windows, prefix_lens, slots) -> None:
+    requests, block = tokens.shape
+    if anchors.shape != (requests,) or windows.shape != (requests,) or prefix_lens.shape != (requests,):
+        raise ValueError(f"anchors, windows and prefix_lens must be [{requests}]")
+    if slots is not None and slots.shape != (requests, block + 1):
+        raise ValueError(f"slots must be [{requests}, {block + 1}], got {tuple(slots.shape)}")
 
 
 def _check_windows(windows: torch.Tensor, block: int, tier: int | None) -> None:

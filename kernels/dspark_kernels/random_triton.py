@@ -19,11 +19,13 @@ def mix32(x):
 
 @jit
 def low_word(x):
+    """Bits 0 to 31 of a 64-bit integer (uint32)."""
     return (x & 0xFFFFFFFF).to(tl.uint32)
 
 
 @jit
 def high_word(x):
+    """Bits 32 to 63 of a 64-bit integer (uint32)."""
     return ((x >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
 

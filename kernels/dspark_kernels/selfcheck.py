@@ -80,6 +80,7 @@ def to_device(value, device: str):
 
 
 def check_law(g: random.Random, device: str) -> None:
+    """The law of a row after temperature and filters agrees with torch within rounding."""
     vocab, count = g.choice([3, 7, 16, 33, 100, 257, 300]), g.randint(1, 3)
     logits, rows = random_logits(g, count, vocab), random_rows(g, count, filtered=0.3)
     normalise = g.random() < 0.5
@@ -95,6 +96,7 @@ def check_argmax(g: random.Random, device: str) -> None:
 
 
 def check_draw(g: random.Random, device: str) -> None:
+    """Equal weights and uniforms draw equal columns, and never one of weight 0."""
     count, columns = g.randint(1, 4), g.choice([1, 2, 17, 64, 333])
     weights = torch.rand(count, columns)
     weights[weights < g.choice([0.0, 0.5, 0.9])] = 0.0
@@ -107,6 +109,7 @@ def check_draw(g: random.Random, device: str) -> None:
 
 
 def check_coins(g: random.Random, device: str) -> None:
+    """Coins are equal to the bit."""
     seeds = torch.randint(-(2**63), 2**63 - 1, (g.randint(1, 8),))
     steps, count = torch.randint(0, 2**40, seeds.shape), g.randint(1, 16)
     coins = draw_coins_torch(seeds, steps, count)
@@ -116,6 +119,7 @@ def check_coins(g: random.Random, device: str) -> None:
 
 
 def check_race(g: random.Random, device: str) -> None:
+    """The same column wins, ties to the last bits apart."""
     count, columns = g.randint(1, 4), g.choice([1, 5, 17, 100, 1500])
     weights = torch.rand(count, columns)
     weights[weights < 0.3] = 0.0
@@ -133,6 +137,7 @@ def check_race(g: random.Random, device: str) -> None:
 
 
 def check_windows(g: random.Random, device: str) -> None:
+    """Windows are equal, with ties, NaN, strided input and bounds among the cases."""
     requests, gamma = g.choice([1, 2, 3, 9, 64]), g.randint(1, 16)
     survival = torch.rand(requests, gamma)
     if g.random() < 0.4:
@@ -151,6 +156,7 @@ def check_windows(g: random.Random, device: str) -> None:
 
 
 def check_pack(g: random.Random, device: str) -> None:
+    """Every field of the packed batch is equal, padding included."""
     requests, block = g.choice([1, 2, 5, 33, 64]), g.randint(1, 16)
     windows = torch.randint(0, block + 1, (requests,))
     tier = int((windows + 1).sum()) + g.randint(0, 300)

@@ -78,8 +78,8 @@ class AdditiveCostModel:
             raise ValueError(f"tiers must be positive and ascending, got {tiers}")
         if not (0 <= self.t0 < np.inf and 0 <= self.context < np.inf):
             raise ValueError(f"t0 and context must be finite and not negative, got {self.t0} and {self.context}")
-        if self.whole is not None and self.whole < 1:
-            raise ValueError(f"a whole block has at least one row, got {self.whole}")
+        if self.whole is not None and (type(self.whole) is not int or self.whole < 1):
+            raise ValueError(f"a whole block has a whole number of rows, at least one, got {self.whole}")
         object.__setattr__(self, "tiers", tiers)
         object.__setattr__(self, "_dense", self._theta_of(np.arange(DENSE)))
 

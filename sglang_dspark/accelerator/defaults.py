@@ -25,6 +25,7 @@ STEP_SHARE = 0.1  # of the GPU's memory, for what a step makes beside the models
 
 
 def on_gpu() -> bool:
+    """Whether SGLang's platform is CUDA or ROCm."""
     from sglang.srt.runtime_context import get_platform
 
     return get_platform().is_cuda or get_platform().is_hip

@@ -17,6 +17,7 @@ class RaggedTritonBackend(TritonAttnBackend):
     supports_ragged_verify_graph = True
 
     def init_forward_metadata(self, forward_batch) -> None:
+        """SGLang's metadata, with the rows of a ragged verification taken from its own `qo_indptr`."""
         super().init_forward_metadata(forward_batch)
         layout = resolve_ragged_verify_layout(forward_batch)
         if layout is not None and forward_batch.forward_mode.is_target_verify():

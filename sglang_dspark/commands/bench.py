@@ -8,46 +8,61 @@ from typing import Annotated
 
 import typer
 
+UrlOption = Annotated[str, typer.Option(help="The running server.")]
+ControlOption = Annotated[str, typer.Option(help="The arm before and after every treatment.")]
+ArmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A treatment; may be repeated: off, static, static-K, compact, cap-accept, schedule=[[1,4,5],[5,8,3]]; MODE+RULE, MODE+POLICY, MODE+max-K; NAME@URL for another server. Default: compact."
+    ),
+]
+TrafficOption = Annotated[
+    str, typer.Option(help="Classes, comma-separated: chat, prose, code, math, tool, structured, shell; or 'all'.")
+]
+PromptsOption = Annotated[
+    Path | None, typer.Option(help='JSONL of {"class", "messages"} instead of the built-in prompts.')
+]
+ConcurrencyOption = Annotated[str, typer.Option(help="Numbers of clients, comma-separated.")]
+RequestsOption = Annotated[int, typer.Option(help="Requests of a run.")]
+OutputTokensOption = Annotated[
+    int, typer.Option(help="Tokens of an answer in the mean; they differ from half to one and a half of it.")
+]
+TemperatureOption = Annotated[float, typer.Option(help="Of every request; at 0 the acceptance rules cannot show.")]
+StopAtEndOption = Annotated[
+    bool, typer.Option("--stop-at-end", help="Let answers end by themselves; fair only with equal texts.")
+]
+BarOption = Annotated[
+    float, typer.Option(help="Least gain in output tokens per second that counts, written down before the run.")
+]
+SeedOption = Annotated[int, typer.Option(help="Of the choice of prompts.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder for the receipt; a new one under bench-receipts by default.")
+]
+ApiKeyOption = Annotated[str | None, typer.Option(help="The server's --api-key.")]
+AdminApiKeyOption = Annotated[str | None, typer.Option(help="The server's --admin-api-key, to switch modes.")]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(help="Folder of the tokenizer, where the server's own path is not on this machine. No hub is asked."),
+]
+
 
 def bench(
-    url: Annotated[str, typer.Option(help="The running server.")] = "http://127.0.0.1:30000",
-    control: Annotated[str, typer.Option(help="The arm before and after every treatment.")] = "off",
-    arm: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A treatment; may be repeated: off, static, static-K, compact, cap-accept, schedule=[[1,4,5],[5,8,3]]; MODE+RULE, MODE+POLICY, MODE+max-K; NAME@URL for another server. Default: compact."
-        ),
-    ] = None,
-    traffic: Annotated[
-        str, typer.Option(help="Classes, comma-separated: chat, prose, code, math, tool, structured, shell; or 'all'.")
-    ] = "chat",
-    prompts: Annotated[
-        Path | None, typer.Option(help='JSONL of {"class", "messages"} instead of the built-in prompts.')
-    ] = None,
-    concurrency: Annotated[str, typer.Option(help="Numbers of clients, comma-separated.")] = "1,8",
-    requests: Annotated[int, typer.Option(help="Requests of a run.")] = 32,
-    output_tokens: Annotated[
-        int, typer.Option(help="Tokens of an answer in the mean; they differ from half to one and a half of it.")
-    ] = 128,
-    temperature: Annotated[float, typer.Option(help="Of every request; at 0 the acceptance rules cannot show.")] = 1.0,
-    stop_at_end: Annotated[
-        bool, typer.Option("--stop-at-end", help="Let answers end by themselves; fair only with equal texts.")
-    ] = False,
-    bar: Annotated[
-        float, typer.Option(help="Least gain in output tokens per second that counts, written down before the run.")
-    ] = 0.03,
-    seed: Annotated[int, typer.Option(help="Of the choice of prompts.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the receipt; a new one under bench-receipts by default.")
-    ] = None,
-    api_key: Annotated[str | None, typer.Option(help="The server's --api-key.")] = None,
-    admin_api_key: Annotated[str | None, typer.Option(help="The server's --admin-api-key, to switch modes.")] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder of the tokenizer, where the server's own path is not on this machine. No hub is asked."
-        ),
-    ] = None,
+    url: UrlOption = "http://127.0.0.1:30000",
+    control: ControlOption = "off",
+    arm: ArmOption = None,
+    traffic: TrafficOption = "chat",
+    prompts: PromptsOption = None,
+    concurrency: ConcurrencyOption = "1,8",
+    requests: RequestsOption = 32,
+    output_tokens: OutputTokensOption = 128,
+    temperature: TemperatureOption = 1.0,
+    stop_at_end: StopAtEndOption = False,
+    bar: BarOption = 0.03,
+    seed: SeedOption = 1,
+    out: OutOption = None,
+    api_key: ApiKeyOption = None,
+    admin_api_key: AdminApiKeyOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Tokens per step, step time, time to first token, time per token and throughput of modes that bracket each other."""
     from sglang_dspark.bench import bracket, receipt

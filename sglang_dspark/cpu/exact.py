@@ -37,6 +37,7 @@ class ExactLinear(UnquantizedLinearMethod):
         self.counts = counts
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """SGLang's product, cut in numbers of rows whose results agree bit for bit; leading dimensions are flattened."""
         weight = layer.weight
         if x.dim() == 2:
             return self.counts.apply(lambda some: linear(some, weight, bias), x)

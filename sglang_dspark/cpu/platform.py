@@ -32,6 +32,7 @@ class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         prepare_worker()
 
     def post_load_model(self, model) -> None:
+        """Refuse layers that a CPU cannot run; make a target's sums the same in batches of any size."""
         refuse_layers(model)
         if hasattr(model, "logits_processor"):  # a draft has none, and no text depends on its bits
             from sglang_dspark.cpu.exact import make_exact
@@ -45,12 +46,14 @@ class DSparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION_BACKEND
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Ours and no other."""
         return algorithm == ALGORITHM
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
         return backend == ATTENTION_BACKEND
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        """Our pool for multi-head attention, None for every other kind."""
         if kind != "mha":
             return None  # asked for every kind at start; a model that needs another kind was refused before
         from sglang_dspark.cpu.pool import CpuKVPool

@@ -27,6 +27,7 @@ class DSparkLoadAware(CustomSpecAlgo):
     """
 
     def is_dflash_family(self) -> bool:
+        """True: the family captures features, puts the draft's KV on the target's slots and reserves two blocks."""
         return True
 
     def supports_target_verify_for_draft(self) -> bool:
@@ -36,24 +37,30 @@ class DSparkLoadAware(CustomSpecAlgo):
         return True
 
     def supports_ragged_verify(self) -> bool:
+        """True: requests of one verification may have windows of different lengths."""
         return True
 
     def carries_draft_hidden_states(self) -> bool:
+        """False: the draft reads the target's features, and no hidden states of its own pass between steps."""
         return False
 
     def need_topk(self) -> bool:
+        """False: a draft is a block of one token per slot, not a tree."""
         return False
 
     def get_platform_worker_cls(self) -> None:
-        return None
+        """None: no platform has a worker class of its own."""
+        return
 
     def create_future_map(self, *args, **kwargs) -> FutureMap:
+        """The engine's own map, told this algorithm; the first argument is the device."""
         from sglang.srt.managers.overlap_utils import FutureMap
 
         device, *rest = args
         return FutureMap(device, self, *rest, **kwargs)
 
     def get_num_tokens_per_req_for_target_verify(self, num_draft_tokens: int, is_draft_worker: bool) -> int:
+        """Rows of a request: gamma on the draft; anchor and drafts, gamma + 1, on the target."""
         return num_draft_tokens - 1 if is_draft_worker else num_draft_tokens
 
     def handle_server_args(self, server_args: ServerArgs) -> None:

@@ -46,6 +46,7 @@ class Request:
 
     @classmethod
     def of(cls, manager, obj, ids: list[int] | None) -> Request:
+        """The fields to check of `obj`; `ids` are its prompt's tokens, None where it has no prompt of tokens."""
         vocabulary = manager.model_config.vocab_size
         tokens = min(vocabulary, extent_of(manager.tokenizer)[0] or vocabulary)
         return cls(obj, obj.sampling_params or {}, ids or [], vocabulary, tokens)

@@ -16,9 +16,11 @@ class HostClock:
     """For a device whose work is done when a call returns: a plain CPU."""
 
     def now(self) -> float:
+        """A stamp: seconds of a clock that never goes back."""
         return time.perf_counter()
 
     def seconds(self, begin: float, end: float) -> float:
+        """Seconds between two stamps."""
         return end - begin
 
 
@@ -29,11 +31,13 @@ class DeviceClock:
         self._events = torch.get_device_module(device)
 
     def now(self):
+        """A stamp: an event recorded on the device's current stream."""
         event = self._events.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, begin, end) -> float:
+        """Seconds between two stamps; waits until the device has passed the later one."""
         end.synchronize()
         return begin.elapsed_time(end) / 1000.0
 

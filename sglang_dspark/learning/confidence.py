@@ -151,6 +151,10 @@ class Recorder:
         self._count = 0
 
     def add(self, logits: np.ndarray, acceptance: np.ndarray, observed: np.ndarray) -> None:
+        """Keep rows of one step, [R, gamma] each, up to the limit; steps with a shorter block are left out.
+
+        Acceptance counts as 0 where it was not observed.
+        """
         if self._count < self.limit and logits.shape[1] == self.gamma:
             self._rows.append((logits.copy(), np.where(observed, acceptance, 0.0), observed.copy()))
             self._count += len(logits)

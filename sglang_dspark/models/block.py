@@ -54,6 +54,7 @@ class DraftAttention(nn.Module):
 
     @staticmethod
     def rotary(config, draft: DraftConfig) -> nn.Module:
+        """The rotary embedding of the draft's own config, over the whole head."""
         theta, scaling = get_rope_config(config)
         return get_rope(
             draft.head_dim,
@@ -69,6 +70,7 @@ class DraftAttention(nn.Module):
         return v
 
     def forward(self, positions: torch.Tensor, hidden: torch.Tensor, forward_batch: ForwardBatch) -> torch.Tensor:
+        """Attention of the N rows `hidden` [N, d] at `positions` int64 [N] over the context and the whole block: [N, d]."""
         qkv, _ = self.qkv_proj(hidden)
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
         q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
@@ -96,6 +98,7 @@ class DraftMLP(nn.Module):
         self.act_fn = SiluAndMul()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The gated MLP: [N, d] to [N, d]."""
         gate_up, _ = self.gate_up_proj(x)
         down, _ = self.down_proj(self.act_fn(gate_up))
         return down
@@ -110,6 +113,7 @@ class DraftLayer(nn.Module):
         self.mlp = DraftMLP(draft)
 
     def forward(self, positions, hidden, residual, forward_batch):
+        """One layer on [N, d]; gives hidden states and residual, whose sum is its output. `residual` is None at the first."""
         if residual is None:
             residual, hidden = hidden, self.input_layernorm(hidden)
         else:

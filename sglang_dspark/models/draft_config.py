@@ -103,6 +103,7 @@ class DraftConfig:
 
     @property
     def has_qk_norm(self) -> bool:
+        """Whether queries and keys are normalised per head."""
         return self.architecture not in PLAIN_ARCHITECTURES
 
     @property

@@ -42,6 +42,7 @@ class Gemma4DraftAttention(DraftAttention):
         )
 
     def values(self, v: torch.Tensor) -> torch.Tensor:
+        """Values [N, kv_size] normalised per head, without a weight."""
         return F.rms_norm(v.unflatten(-1, (-1, self.head_dim)), (self.head_dim,), eps=self.eps).flatten(-2)
 
 
@@ -61,6 +62,7 @@ class Gemma4DraftLayer(nn.Module):
         self.register_buffer("layer_scalar", torch.ones(1))
 
     def forward(self, positions, hidden, forward_batch) -> torch.Tensor:
+        """One layer on [N, d] with norms before and after both parts; its output is scaled by `layer_scalar`."""
         attended = self.self_attn(positions, self.input_layernorm(hidden), forward_batch)
         hidden = hidden + self.post_attention_layernorm(attended)
         fed = self.mlp(self.pre_feedforward_layernorm(hidden))

@@ -91,6 +91,7 @@ class CausalWindows(Policy):
     """
 
     def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
+        """Sample the plan's draft length for all, then rank by this step's survival under the plan's budget."""
         block = self.head.sample(run, step, plan.draft_length)
         logits = self.head.confidence(run, step, block)
         limits = Limits.of(plan, step)
@@ -106,6 +107,7 @@ class LaggedWindows(Policy):
     """
 
     def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
+        """Sample within the plan's windows, or further where the confidence needs the token before."""
         windows = Limits.of(plan, step).windows
         if self.calibration.head == "hidden":
             logits = self.head.hidden_confidence(run)
@@ -123,6 +125,7 @@ class AheadWindows(Policy):
     """
 
     def draft(self, step: Step, plan: Plan, run: BlockRun, tier: int | None) -> Drafted:
+        """Budget and rank by the states' survival, then sample within the windows; `tier` bounds the rows, R + budget."""
         logits = self.head.hidden_confidence(run)
         values, limits = self.survival(step, logits), Limits.of(plan, step)
         seconds = self._seconds(plan, values)

@@ -103,6 +103,7 @@ class Speculation:
 
     @property
     def policy_name(self) -> str:
+        """The window policy in force: the configured one, or the default."""
         return self.config.window_policy or DEFAULT_POLICY
 
     @property
@@ -112,6 +113,7 @@ class Speculation:
 
     @property
     def bounds(self) -> Bounds:
+        """Acceptance rule and window bounds of requests that ask for none of their own; windows are 0 in mode `off`."""
         c = self.config
         if c.verify_mode == "off":
             return Bounds(c.accept_rule, 0, 0)

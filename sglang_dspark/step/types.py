@@ -56,6 +56,7 @@ class RequestState:
 
     @classmethod
     def of(cls, req: Req, server_seed: int) -> RequestState:
+        """The state of `req`, made and kept on it at the first call; a request without a seed gets one from `server_seed`."""
         state = getattr(req, "dspark_state", None)
         if state is None:
             given = req.sampling_params.sampling_seed
@@ -175,6 +176,7 @@ class Step:
 
     @property
     def size(self) -> int:
+        """R, the number of requests."""
         return len(self.roster.states)
 
     @property
@@ -189,6 +191,7 @@ class Step:
 
     @property
     def greedy(self) -> np.ndarray:
+        """bool [R], on the host: requests at temperature 0."""
         return self.roster.greedy
 
     @property

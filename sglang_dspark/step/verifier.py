@@ -38,6 +38,7 @@ class TargetRows:
 
     @property
     def logits(self) -> torch.Tensor:
+        """[M, V], the target's logits of every row, padding included."""
         return self.output.next_token_logits
 
 

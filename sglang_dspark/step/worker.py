@@ -173,6 +173,7 @@ class DSparkWorker(BaseSpecWorker):
         return not plan.skip_draft and (self.speculation.caps or full)
 
     def pack_whole(self, step: Step, drafted: Drafted) -> RaggedBatch:
+        """Anchors and every drafted token as rows, whatever the windows; padded to a tier on an accelerator."""
         k = drafted.block.block_size
         tier = None if self.verifier.on_cpu else self.verifier.padded(step.size, step.size * (k + 1))
         return step.pack(drafted.block, torch.full_like(drafted.windows, k), tier)

@@ -27,6 +27,7 @@ class CpuAttentionBackend(AttentionBackend):
         attention_kernel(self.pool.dtype, self.pool.head_dim)  # compiled now, not at the first request
 
     def init_forward_metadata(self, forward_batch) -> None:
+        """Plan the forward once for all layers; requests of many rows are also cut in pieces."""
         if forward_batch.forward_mode.is_idle():
             return
         plan = plan_forward(forward_batch)
@@ -36,9 +37,11 @@ class CpuAttentionBackend(AttentionBackend):
             self.pieces.set_plan(plan.in_pieces(PIECE_ROWS))
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        """The same kernel as for extend: a decode is one row per request."""
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        """Store k and v, then attend: [N, heads * head_dim]."""
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
 
     def _forward(self, q, k, v, layer, forward_batch, save_kv_cache):
@@ -54,4 +57,5 @@ class CpuAttentionBackend(AttentionBackend):
         return out.view(-1, heads * head_dim)
 
     def support_triton(self) -> bool:
+        """False: a plain CPU has no Triton."""
         return False

@@ -22,6 +22,7 @@ class PagedAttention:
         self._kept: tuple = ()
 
     def set_plan(self, plan: AttentionPlan) -> None:
+        """Give the kernel the addresses of the plan's arrays, which are kept alive until the next plan."""
         arrays = {
             name: np.ascontiguousarray(getattr(plan, name)) for name in ("rows", "keys", "pool_rows", "first_row")
         }

@@ -37,6 +37,7 @@ class AttentionPlan:
 
     @property
     def total_rows(self) -> int:
+        """Query rows of all requests together."""
         return int(self.rows.sum())
 
     def in_pieces(self, most: int) -> AttentionPlan:
