@@ -3,6 +3,7 @@
     unit     starts no SGLang engine and no server: every folder but these two
     engine   tests/engine: `sglang.Engine` in the test's process, one at a time
     server   tests/server: `sglang-dspark serve` in a process of its own
+    dear     beside unit: a file of DEAR, which costs tens of seconds of processor time; `--fast` leaves it out
     long     beside one of the three, by hand: needs the demo pair, a compiler's minutes, or an hour
 
 `./run test` has two workers. Files that ask the servers of tests/server/conftest.py are one group, which one worker runs,
@@ -21,6 +22,17 @@ import pytest
 
 COSTS = ("unit", "engine", "server")
 TESTS = Path(__file__).parent
+# Files of unit tests that run Triton's interpreter or its compiler, several processes, or a whole training.
+DEAR = {
+    "accelerator/test_attention.py",
+    "accelerator/test_graphs.py",
+    "accelerator/test_steps.py",
+    "kernels/test_triton.py",
+    "models/test_gemma4_draft.py",
+    "step/test_ranks_at_start.py",
+    "test_hostile_files.py",
+    "training/test_train_draft.py",
+}
 # Groups in the order in which workers take them: the longest first, so that neither worker waits for the other.
 FIRST = ("servers", "own servers", "watched", "engines", "kernels/test_triton")
 
@@ -63,6 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(cost_of(item.path))
+        if item.path.relative_to(TESTS).as_posix() in DEAR:
+            item.add_marker("dear")
     if hasattr(config, "workerinput"):  # workers take groups in the order of collection
         ranks = {group: rank for rank, group in enumerate(FIRST)}
         items.sort(key=lambda item: ranks.get(group_of(item.path), len(ranks)))

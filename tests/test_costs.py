@@ -13,7 +13,7 @@ from collections import defaultdict
 
 import pytest
 
-from tests.conftest import COSTS, TESTS, cost_of, group_of
+from tests.conftest import COSTS, DEAR, TESTS, cost_of, group_of
 
 STARTS = re.compile(  # what starts an engine or a server, or imports the means to
     r"\b(engine_of|sglang\.Engine)\(|(server\.live|bench\.local) import|\[\*SERVE, [^]]*--verify-mode|\[COMMAND, \*"
@@ -41,6 +41,10 @@ def test_files_that_share_servers_are_one_group_and_engines_another():
     assert groups["server/test_page.py"] == groups["server/test_status_and_metrics.py"] == "watched"
     assert groups["server/test_drain.py"] == "own servers" and groups["engine/test_cpu_engine.py"] == "engines"
     assert groups["law/test_laws.py"] == "law/test_laws"
+
+
+def test_what_the_fast_loop_leaves_out_are_files_of_unit_tests():
+    assert all((TESTS / name).is_file() and cost_of(TESTS / name) == "unit" for name in DEAR)
 
 
 def test_one_worker_runs_all_tests_of_a_group():
