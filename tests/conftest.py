@@ -1,12 +1,13 @@
 """What each test costs, told by the folder it is in; and which tests share a worker.
 
-    unit     starts no SGLang engine and no server: every folder but these two
+    unit     starts no SGLang engine and no server, and is quick: every folder but these
+    proof    as unit, but takes minutes: laws enumerated, a GPU's half interpreted, drafts trained, files mutated (PROOFS)
     engine   tests/engine: `sglang.Engine` in the test's process, one at a time
     server   tests/server: `sglang-dspark serve` in a process of its own
-    long     beside one of the three, by hand: needs the demo pair, a compiler's minutes, or an hour
+    long     beside one of the four, by hand: needs the demo pair, a compiler's minutes, or an hour
 
 `./run test` has two workers. Everything that asks the servers of tests/server/conftest.py is one group, so that each
-starts once; a file of unit tests is one group, so that its fixtures are made once; all engines are one group, because a
+starts once; a file of unit tests or proofs is one group, so that its fixtures are made once; all engines are one group, because a
 process holds one engine at a time (tests/engine/engines.py).
 """
 
@@ -17,21 +18,27 @@ from pathlib import Path
 
 import pytest
 
-COSTS = ("unit", "engine", "server")
+COSTS = ("unit", "proof", "engine", "server")
+PROOFS = (
+    "accelerator", "law", "training", "kernels/test_triton.py", "step/test_ranks_at_start.py", "test_docs.py",
+    "test_hostile_files.py", "models/test_gemma4_draft.py", "commands/test_serve_errors.py",
+)  # fmt: skip
 TESTS = Path(__file__).parent
 SHARED = {"dspark", "plain"}
 
 
 def cost_of(path: Path) -> str:
     """The cost of a test file's tests."""
-    folder = path.relative_to(TESTS).parts[0]
-    return folder if folder in COSTS else "unit"
+    inside = path.relative_to(TESTS)
+    if inside.parts[0] in COSTS:
+        return inside.parts[0]
+    return "proof" if inside.parts[0] in PROOFS or inside.as_posix() in PROOFS else "unit"
 
 
 def group_of(path: Path, fixtures: set[str]) -> str:
     """The worker group of a test file whose tests use these fixtures: one process runs all of it, in its order."""
     cost = cost_of(path)
-    if cost == "unit":
+    if cost in ("unit", "proof"):
         return path.relative_to(TESTS).with_suffix("").as_posix()
     if cost == "engine":
         return "engines"

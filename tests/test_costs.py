@@ -34,7 +34,7 @@ def test_every_test_has_exactly_one_cost_and_one_group(request):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(TESTS)))
 def test_a_file_starts_an_engine_or_a_server_exactly_where_its_folder_says_so(file):
     starts = STARTS.search(file.read_text()) or SHARES.search(file.read_text())
-    assert bool(starts) == (cost_of(file) != "unit")
+    assert bool(starts) == (cost_of(file) in ("engine", "server"))
 
 
 def test_files_that_share_servers_are_one_group_and_engines_another():
