@@ -1,14 +1,14 @@
 """What each test costs, told by the folder it is in; and which tests share a worker.
 
-    unit     starts no SGLang engine and no server: every folder but these two
+    unit     starts no SGLang engine and no server, and is quick: every folder but these
+    proof    as unit, but takes minutes: laws enumerated, a GPU's half interpreted, drafts trained, files mutated (PROOFS)
     engine   tests/engine: `sglang.Engine` in the test's process, one at a time
     server   tests/server: `sglang-dspark serve` in a process of its own
-    dear     beside unit: a file of DEAR, which costs tens of seconds of processor time; `--fast` leaves it out
-    long     beside one of the three, by hand: needs the demo pair, a compiler's minutes, or an hour
+    long     beside one of the four, by hand: needs the demo pair, a compiler's minutes, or an hour
 
 `./run test` has two workers. Files that ask the servers of tests/server/conftest.py are one group, which one worker runs,
 so that each server starts once; all engines are one group, because a process holds one engine at a time
-(tests/engine/engines.py); a file of unit tests is a group of its own, so that its fixtures are made once.
+(tests/engine/engines.py); a file of unit tests or proofs is a group of its own, so that its fixtures are made once.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ from pathlib import Path
 
 import pytest
 
-COSTS = ("unit", "engine", "server")
+COSTS = ("unit", "proof", "engine", "server")
 TESTS = Path(__file__).parent
-# Files of unit tests that run Triton's interpreter or its compiler, several processes, or a whole training.
-DEAR = {
-    "accelerator/test_attention.py",
-    "accelerator/test_graphs.py",
-    "accelerator/test_steps.py",
+PROOFS = (
+    "accelerator",
+    "law",
+    "training",
     "kernels/test_triton.py",
-    "models/test_gemma4_draft.py",
     "step/test_ranks_at_start.py",
+    "test_docs.py",
     "test_hostile_files.py",
-    "training/test_train_draft.py",
-}
+    "models/test_gemma4_draft.py",
+    "commands/test_serve_errors.py",
+)
 # Groups in the order in which workers take them: the longest first, so that neither worker waits for the other.
 FIRST = ("servers", "own servers", "watched", "engines", "kernels/test_triton")
 
 
 def cost_of(path: Path) -> str:
     """The cost of a test file's tests."""
-    folder = path.relative_to(TESTS).parts[0]
-    return folder if folder in COSTS else "unit"
+    inside = path.relative_to(TESTS)
+    if inside.parts[0] in COSTS:
+        return inside.parts[0]
+    return "proof" if inside.parts[0] in PROOFS or inside.as_posix() in PROOFS else "unit"
 
 
 @cache
 def group_of(path: Path) -> str:
     """The group of a test file: one process runs all of it, in its order."""
     cost = cost_of(path)
-    if cost == "unit":
+    if cost in ("unit", "proof"):
         return path.relative_to(TESTS).with_suffix("").as_posix()
     if cost == "engine":
         return "engines"
@@ -75,8 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(cost_of(item.path))
-        if item.path.relative_to(TESTS).as_posix() in DEAR:
-            item.add_marker("dear")
     if hasattr(config, "workerinput"):  # workers take groups in the order of collection
         ranks = {group: rank for rank, group in enumerate(FIRST)}
         items.sort(key=lambda item: ranks.get(group_of(item.path), len(ranks)))

@@ -152,7 +152,7 @@ def test_the_tests_need_more_than_the_server_and_the_server_nothing_more_than_th
         (("--long",), ""),
         (("-k", "x"), "-m not long -k x"),
         (("--long", "-k", "x y"), "-k x y"),
-        (("--fast", "-x"), "-m unit and not dear and not long -x"),
+        (("--fast", "-x"), "-m unit and not long -x"),
     ],
     ids=str,
 )

@@ -100,4 +100,4 @@ class Gemma4DSparkModel(DSparkDraft):
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=self.norm(hidden))
 
 
-EntryClass = Gemma4DSparkModel
+EntryClass = [Gemma4DSparkModel]
