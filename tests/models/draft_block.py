@@ -18,7 +18,7 @@ def engine_draft(folder, embedding, lm_head):
     from sglang_dspark.models import draft, gemma4
 
     config = get_config(str(folder), trust_remote_code=False)
-    kinds = {kind.__name__: kind for kind in (*draft.EntryClass, gemma4.EntryClass)}
+    kinds = {kind.__name__: kind for kind in (*draft.EntryClass, *gemma4.EntryClass)}
     model = kinds[config.architectures[0]](config)
     model.load_weights(load_file(folder / "model.safetensors").items())
     model.share_with_target(embedding, lm_head)

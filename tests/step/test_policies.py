@@ -22,7 +22,7 @@ def test_a_block_shorter_than_its_confidence_is_learned_from_as_far_as_it_was_dr
     filed = []
     planner = SimpleNamespace(publish=lambda number, ids, survival: filed.append(survival))
     calibration = Calibration(4, "hidden", "online", tmp_path, PRINT)
-    policy = AheadWindows(planner, calibration, None, on_cpu=True)
+    policy = AheadWindows(planner, calibration, None, short_blocks=True)
     record = Record(1, ("a", "b"), np.array([True, False]), 10, None, policy, 3, 7, False, None)
     report = Report(record, np.array([3, 1]), np.array([3, 2]), np.zeros((2, 4)), np.full((2, 3), np.nan))
     assert policy.learn(report).shape == (2, 3)
