@@ -13,7 +13,7 @@ from dspark_kernels.draft import DrawnBlock, draft_block
 from dspark_kernels.requests import RequestTensors
 from dspark_kernels.types import AcceptRule
 from sglang_dspark.step.forward import CONTEXT, block_input, probe_rows, run_rows
-from sglang_dspark.step.head import BlockRun
+from sglang_dspark.step.head import BlockRun, states_confidence
 from sglang_dspark.step.types import Step
 
 LAW_BYTES = 1 << 30  # most memory for the laws of a captured block; larger batches draw eagerly from the graph's states
@@ -51,8 +51,7 @@ class DraftGraph:
         given, out = self.requests.first(requests), self.drawn.first(requests)
         draft_block(self.model, states, anchors, given, positions, out=out)
         if self.hidden is not None:
-            head = self.model.hidden_confidence_head or self.model.confidence_head
-            self.hidden[:requests].copy_(head(states))
+            self.hidden[:requests].copy_(states_confidence(self.model, states))
 
     def load(self, step: Step) -> None:
         """Hand a step's parameters to the next replay; nothing is copied from the host."""

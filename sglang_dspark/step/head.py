@@ -83,11 +83,16 @@ class Head:
         """Logits float32 [R, n] from the states alone: known before any token is drawn."""
         if run.hidden_confidence is not None:
             return run.hidden_confidence
-        head = self.model.hidden_confidence_head or self.model.confidence_head
-        return head(run.states)
+        return states_confidence(self.model, run.states)
 
     def _agreed(self, block: BlockDraft) -> BlockDraft:
         """The first rank's block on every rank."""
         if self.ranks.alone:
             return block
         return replace(block, tokens=self.ranks.tensor(block.tokens), columns=self.ranks.tensor(block.columns))
+
+
+def states_confidence(model, states: torch.Tensor) -> torch.Tensor:
+    """Logits float32 [R, n] of the draft's confidence that reads the states [R, n, d] alone, its only one or its second."""
+    head = model.hidden_confidence_head or model.confidence_head
+    return head(states)

@@ -16,6 +16,7 @@ from dspark_kernels.ragged import RaggedBatch, next_tier
 from dspark_scheduler import Plan
 from sglang_dspark.accelerator.backends import check_backend
 from sglang_dspark.accelerator.defaults import capability
+from sglang_dspark.accelerator.layout import device_layout
 from sglang_dspark.step.forward import BlockVerifyInput
 from sglang_dspark.step.types import Step
 
@@ -154,4 +155,4 @@ class Verifier:
             return RaggedVerifyLayout.from_verify_lens(
                 verify_lens_cpu=rows, device=ragged.windows.device, grid=[ragged.rows]
             )
-        return RaggedVerifyLayout.from_verify_lens_device(verify_lens=ragged.windows + 1, graph_num_tokens=ragged.rows)
+        return device_layout(ragged.windows, ragged.rows)
