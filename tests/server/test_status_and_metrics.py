@@ -96,12 +96,12 @@ def test_the_status_holds_what_the_page_draws(watched):
 
 
 def fields(value, inside: str = "") -> set[str]:
-    """Names of all objects' fields, except where names are data (kinds of requests)."""
+    """Names of all objects' fields, except where names are data (kinds of requests, products of the target)."""
     if isinstance(value, list):
         return set().union(*(fields(item, inside) for item in value))
     if not isinstance(value, dict):
         return set()
-    names = set() if inside in ("calibration_error", "reliability") else set(value)
+    names = set() if inside in ("calibration_error", "reliability", "padded") else set(value)
     return names.union(*(fields(item, name) for name, item in value.items()))
 
 
