@@ -18,6 +18,13 @@ def _with_cached(original, *args, **kwargs):
     return original(*args, **{**kwargs, "enable_cache_report": True})
 
 
+def _uncached(tokens: int, usage) -> int:
+    """`/v1/messages` takes cached tokens off its input, which stays what --enable-cache-report decides."""
+    from sglang.srt.runtime_context import get_serving
+
+    return tokens if get_serving().enable_cache_report else 0
+
+
 def _with_reasoning(usage, *args, **kwargs) -> None:
     from sglang.srt.entrypoints.openai.protocol import CompletionTokensDetails
 
@@ -95,6 +102,7 @@ HOOKS = (
         _whole_budget,
         ("default_max_tokens", "default_params", "stop", "tool_call_constraint"),
     ),
+    Hook("sglang.srt.entrypoints.anthropic.serving:_cached_prompt_tokens", AFTER, _uncached, ("usage",)),
     Hook(f"{_MESSAGES}._convert_response", AFTER, _with_stop_sequence, ("response",)),
     Hook(
         f"{_MESSAGES}._generate_anthropic_stream",

@@ -114,6 +114,8 @@ def test_a_refusal_reaches_the_client_with_its_reason(client):
         with pytest.raises(openai.BadRequestError, match=word) as refused:
             client.chat.completions.create(**ask)
         assert word in refused.value.body["message"] and refused.value.code == 400
+        body = refused.value.response.json()
+        assert body["error"]["message"] == body["message"], "SGLang's own clients read it at the top"
 
 
 def test_a_list_of_wrong_items_is_refused_at_once(served):

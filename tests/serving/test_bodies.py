@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import httpx
@@ -114,6 +115,10 @@ def test_a_body_that_is_too_long_is_taken_to_its_end_and_not_kept(application, m
         answer = post(application, GENERATE, content)
         assert answer.status_code == 413 and "at most 1000 bytes" in answer.json()["error"]["message"]
     assert post(application, GENERATE, [b"a" * 500] * 2).json() == 1000
+    tracemalloc.start()
+    assert post(application, GENERATE, [b"a" * (1 << 20)] * 64).status_code == 413
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
 
 
 def test_a_longer_context_and_pictures_allow_longer_bodies():
