@@ -34,10 +34,10 @@ def mended(monkeypatch):
         module, _, path = hook.path.partition(":")
         name, method = path.split(".")
         owner = getattr(import_module(module), name)
-        monkeypatch.setattr(owner, method, around_(hook.function, getattr(owner, method)))
+        monkeypatch.setattr(owner, method, wrapped(hook.function, getattr(owner, method)))
 
 
-def around_(hook, original):
+def wrapped(hook, original):
     return lambda *args, **kwargs: hook(original, *args, **kwargs)
 
 
