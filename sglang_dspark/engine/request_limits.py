@@ -175,6 +175,8 @@ LIMITS = (
     Limit("positional_embed_overrides", "this cannot be sent as JSON; leave it out",
           lambda v, _: not isinstance(v, (bool, int, float, str, list, dict))),
     Limit("priority", f"a number from {-INT32} to {INT32}", _between(-INT32, INT32)),
+    *(Limit(field, "one text for a prompt", lambda v, _: isinstance(v, str))
+      for field in ("lora_id", "extra_key", "cache_salt", "bootstrap_host", "bootstrap_pair_key", "routing_key")),
     Limit("bootstrap_room", "a number of 64 bits", lambda v, _: _fits(v)),
     Limit("bootstrap_port", "a port is a number from 0 to 65535", _between(0, 65535)),
 )  # fmt: skip
