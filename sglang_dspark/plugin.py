@@ -45,15 +45,16 @@ def hooked_everywhere() -> tuple[ModuleType, ...]:
         penalties,
         seeding,
         stop_patterns,
+        tool_streams,
         unread_keys,
         usage,
     )
-    from sglang_dspark.serving import control, operation, routes
+    from sglang_dspark.serving import answers, control, operation, routes
     from sglang_dspark.step import adjust
 
-    repairs = (seeding, finish, stop_patterns, empty_grammars, logprobs, usage, penalties, unread_keys)
+    repairs = (seeding, finish, stop_patterns, empty_grammars, logprobs, usage, penalties, unread_keys, tool_streams)
     starts = (arguments, defaults, gemma4_config, request_limits, unsupported)
-    return (*starts, *repairs, adjust, control, routes, operation)
+    return (*starts, *repairs, adjust, control, routes, answers, operation)
 
 
 def hooked_on_cpu() -> tuple[ModuleType, ...]:

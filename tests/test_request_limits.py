@@ -27,6 +27,7 @@ from sglang_dspark.engine.request_limits import (
 from sglang_dspark.serving.bodies import add_handlers
 
 VOCABULARY, TOKENS, PROMPT = 512, 500, [1, 2, 3]
+TEXTS = ("lora_id", "extra_key", "cache_salt", "bootstrap_host", "bootstrap_pair_key", "routing_key")
 INSIDE = {
     "max_new_tokens": [0, 2**31 - 1], "min_new_tokens": [0, 7], "top_k": [-1, 1, 2**31 - 1],
     "temperature": [0, 0.0, 1e6, 2], "stream_interval": [1], "stop_token_ids": [[], [0, 511], {511}],
@@ -36,6 +37,7 @@ INSIDE = {
     "multi_item_delimiter_indices": [[0, 2]], "token_indices_to_pool": [[2]], "routed_experts_start_len": [0, 3],
     "positional_embed_overrides": [SimpleNamespace()], "priority": [-3, 2**31 - 1], "bootstrap_room": [2**63 - 1],
     "bootstrap_port": [0, 65535],
+    "session_params": [{"id": "s", "rid": None, "offset": 1}], **{field: ["", "a"] for field in TEXTS},
 }  # fmt: skip
 OUTSIDE = {
     "max_new_tokens": [-1, 2**31, 1.5, True, "8"], "min_new_tokens": [-1, 2**63], "top_k": [0, -2, 2**31, 1.0, True],
@@ -47,6 +49,7 @@ OUTSIDE = {
     "token_ids_logprob": [[512], [-1], ["a"]], "logprob_start_len": [-2, 4], "multi_item_delimiter_indices": [[3], [-1]],
     "token_indices_to_pool": [[3], -1], "routed_experts_start_len": [-1, 4], "positional_embed_overrides": [[1], 5, {}],
     "priority": [2**31, -(2**70)], "bootstrap_room": [2**63], "bootstrap_port": [-1, 65536],
+    "session_params": [{"a": 1}, "s", {"id": "s", "seed": 1}], **{field: [["a"], [None], 5] for field in TEXTS},
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from sglang_dspark.settings.config import DSparkConfig
 from sglang_dspark.settings.flags import ALGORITHM, add_flags, config_of_namespace, speculates
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
+DEMO_TOOL_CALL_PARSER = "qwen25"  # ChatML's: <tool_call> with a JSON object
 # A server without its model: four Python processes with torch, most pages shared (measured 2026-11-29: README).
 BASE_BYTES = 5 << 29
 # KV that a useful server has at least: one request of this many tokens.
@@ -132,6 +133,7 @@ def demo_arguments(args: argparse.Namespace, drafting: bool) -> list[str]:
     from sglang_dspark.demo.target import demo_draft_path, ensure_demo_target
 
     extra = [] if args.served_model_name else ["--served-model-name", DEMO_NAME]
+    extra += [] if args.tool_call_parser else ["--tool-call-parser", DEMO_TOOL_CALL_PARSER]
     if drafting and args.speculative_draft_model_path is None:
         extra += ["--speculative-draft-model-path", str(demo_draft_path())]
     return [*extra, "--model-path", str(ensure_demo_target())]

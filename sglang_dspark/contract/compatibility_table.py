@@ -193,6 +193,21 @@ TABLE: tuple[SglangName, ...] = (
         calls("sglang.srt.utils.auth", "auth_level(level)"),
     ),
     *used_by(
+        "serving/answers.py, repairs/tool_streams.py",
+        calls("sglang.srt.entrypoints.openai.protocol", "CompletionTokensDetails(reasoning_tokens)"),
+        fields("sglang.srt.entrypoints.openai.protocol:UsageInfo", "completion_tokens_details reasoning_tokens"),
+        fields("sglang.srt.entrypoints.openai.protocol:ChatCompletionResponseChoice", "finish_reason matched_stop"),
+        fields("sglang.srt.entrypoints.anthropic.protocol:AnthropicMessagesResponse", "stop_reason stop_sequence"),
+        fields("sglang.srt.entrypoints.anthropic.serving:AnthropicServing", "openai_serving_chat"),
+        attributes("sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat", "_generate_chat_stream"),
+        calls("sglang.srt.runtime_context", "get_serving()"),
+        calls("sglang.srt.function_call.core_types", "StreamingParseResult(normal_text, calls)"),
+        fields(
+            "sglang.srt.function_call.base_format_detector:BaseFormatDetector",
+            "_buffer current_tool_id current_tool_name_sent bot_token eot_token",
+        ),
+    ),
+    *used_by(
         "cpu/",
         attributes("sglang.srt.arg_groups.choices", "ATTENTION_BACKEND_CHOICES DRAFT_ATTENTION_BACKEND_CHOICES"),
         calls("sglang.srt.layers.attention.attention_registry", "register_attention_backend(name)"),

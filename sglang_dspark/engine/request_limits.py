@@ -141,6 +141,12 @@ def _fits(value: object) -> bool:
     return _is_whole(value) and -(2**63) <= value < 2**63
 
 
+def _session_reads(value: object, _: Request) -> bool:
+    from sglang.srt.managers.io_struct import SessionParams
+
+    return isinstance(value, Mapping) and value.keys() <= set(SessionParams.__struct_fields__)
+
+
 def _many(content: object) -> Iterable:
     return content if isinstance(content, (list, tuple, set)) else (content,)
 
@@ -175,6 +181,9 @@ LIMITS = (
     Limit("positional_embed_overrides", "this cannot be sent as JSON; leave it out",
           lambda v, _: not isinstance(v, (bool, int, float, str, list, dict))),
     Limit("priority", f"a number from {-INT32} to {INT32}", _between(-INT32, INT32)),
+    *(Limit(field, "one text for a prompt", lambda v, _: isinstance(v, str))
+      for field in ("lora_id", "extra_key", "cache_salt", "bootstrap_host", "bootstrap_pair_key", "routing_key")),
+    Limit("session_params", "an object with id, rid, offset and what else a session reads", _session_reads),
     Limit("bootstrap_room", "a number of 64 bits", lambda v, _: _fits(v)),
     Limit("bootstrap_port", "a port is a number from 0 to 65535", _between(0, 65535)),
 )  # fmt: skip
@@ -225,6 +234,8 @@ def _normalised(original, obj, *args, **kwargs) -> None:
         original(obj, *args, **kwargs)
         if not obj.is_single:
             obj[obj.batch_size - 1]  # a list that is too short has nothing for the last prompt
+        elif not isinstance(obj.rid, str):
+            raise ValueError(f"rid {_short(obj.rid)}: one text for a prompt")
     except (TypeError, IndexError, KeyError, AttributeError) as error:
         raise ValueError(f"the request's fields do not fit each other ({type(error).__name__}: {error})") from error
 

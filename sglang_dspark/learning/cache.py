@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
+
+
+def can_be_entered(folder: Path) -> bool:
+    """Whether files may lie in the cache's folder. A folder that is not there is no news; one that is no folder, or that
+    nobody may enter, is logged once for all that would have been in it."""
+    try:
+        os.stat(os.path.join(folder, "."))  # a Path would drop the dot, and then a file would do
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        logger.warning("everything is learned anew: the cache cannot be read (%s)", error)
+        return False
+    return True
 
 
 def from_cache(path: Path, take_over: Callable[[Path], None], what: str) -> bool:

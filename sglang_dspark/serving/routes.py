@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_dspark.contract.hooks import AROUND, BEFORE, Hook
-from sglang_dspark.serving.bodies import add_handlers
+from sglang_dspark.serving.bodies import Bounded, add_handlers
 from sglang_dspark.serving.control import encode
+from sglang_dspark.serving.error_bodies import NamedErrors
 from sglang_dspark.serving.operation import Draining
 from sglang_dspark.settings.config import ConfigError, DSparkConfig, check_draft
 from sglang_dspark.settings.flags import config_of, speculates
@@ -53,7 +54,7 @@ def _let_page_pass(original, *args, **kwargs):
 
 
 def add_routes(server_args: ServerArgs) -> None:
-    """Add our routes, the refusal of new work while draining and the 400 for unreadable bodies to the engine's application."""
+    """Add to the engine's application our routes and what stands before its own: bounds of a body, errors, draining."""
     from fastapi import Request
     from fastapi.responses import HTMLResponse, JSONResponse
     from sglang.srt.entrypoints import http_server
@@ -97,6 +98,8 @@ def add_routes(server_args: ServerArgs) -> None:
     dspark_config.__annotations__["request"] = Request  # FastAPI looks names up in the module, which does not import it
     http_server.app.post("/dspark/config")(auth_level(AuthLevel.ADMIN_OPTIONAL)(dspark_config))
     add_handlers(http_server.app)
+    http_server.app.add_middleware(NamedErrors)
+    http_server.app.add_middleware(Bounded, model_config=lambda: manager().model_config)
     http_server.app.add_middleware(Draining, ending=lambda: manager().gracefully_exit)
 
 

@@ -13,7 +13,7 @@ import platformdirs
 from dspark_scheduler import POLICIES as SCHEDULED
 from dspark_scheduler import AdditiveCostModel, Fingerprint, OnlineCostModel, Planner, Static
 from sglang_dspark.contract.compatibility import installed_version
-from sglang_dspark.learning.cache import from_cache
+from sglang_dspark.learning.cache import can_be_entered, from_cache
 from sglang_dspark.learning.confidence import Calibration, Recorder
 from sglang_dspark.settings.config import COST_KEYWORDS, DSparkConfig, check_draft
 from sglang_dspark.step.measure import measure
@@ -52,7 +52,8 @@ class Speculation:
             head: Calibration(drafter.gamma, head, config.calibration, drafter.folder, fingerprint)
             for head in ("main", "hidden")
         }
-        for calibration in self.calibrations.values():
+        self._cached = can_be_entered(self.folder)
+        for calibration in self.calibrations.values() if self._cached else ():
             calibration.restore(self.folder)
         self.cost: AdditiveCostModel | OnlineCostModel | None = None
         self._policies: dict[str, Policy] = {}
@@ -85,7 +86,8 @@ class Speculation:
         def take_over(path: Path) -> None:
             found.update(AdditiveCostModel.load(path, self.fingerprint).to_dict())
 
-        from_cache(path, take_over, "the step's cost")
+        if self._cached:
+            from_cache(path, take_over, "the step's cost")
         return found
 
     @property

@@ -52,6 +52,8 @@ def watched(pair, state, tmp_path_factory):
         "--speculative-draft-model-path",
         str(draft),
         "--enable-metrics",
+        "--tool-call-parser",
+        "qwen25",
         "--admin-api-key",
         "the-admin-key",
         environment={"XDG_CACHE_HOME": str(state)},

@@ -58,7 +58,9 @@ def changed(path: str, changes: dict[tuple[str, ...], object]) -> Attack:
     for place, value in changes.items():
         inside = body
         for key in place[:-1]:
-            inside = inside[key] if isinstance(inside.get(key), dict) else inside.setdefault(key, {})
+            if not isinstance(inside.get(key), dict):  # another change of this attack took its place
+                inside[key] = {}
+            inside = inside[key]
         inside[place[-1]] = value
     if path == "/generate" and ("input_ids",) in changes:
         body.pop("text", None)  # the engine reads the text where both are given

@@ -86,6 +86,19 @@ def test_a_damaged_cache_costs_a_measurement_and_not_the_start(measured, tmp_pat
     assert speculation(tmp_path).cost is not None and measured == [1, 1]
 
 
+@pytest.mark.parametrize("fault", ["a file", "a link to itself", "below a file"])
+def test_a_cache_folder_that_cannot_be_entered_costs_a_measurement_and_one_line(
+    measured, tmp_path, monkeypatch, caplog, fault
+):
+    """Permissions do not bind root, under whom tests may run: these faults raise as they do, in the same places."""
+    folder = tmp_path / "target"
+    folder.symlink_to(folder) if fault == "a link to itself" else folder.write_text("")
+    if fault == "below a file":
+        monkeypatch.setattr(runtime, "state_folder", lambda fingerprint: folder / "server")
+    assert speculation(tmp_path).cost is not None and measured == [1]
+    assert [line.split(":")[0] for line in caplog.messages if "anew" in line] == ["everything is learned anew"]
+
+
 def test_a_cost_file_of_another_server_is_refused_and_names_what_differs(measured, tmp_path):
     path = tmp_path / "other.json"
     COST.save(path, Fingerprint("target", "draft", 7, "cpu", "bfloat16", 1, "sglang 0.5.23"))
