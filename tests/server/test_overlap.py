@@ -6,12 +6,15 @@ over, a row of a request that has ended, was aborted or retracted while its next
 CPU's server into such a one and keeps a ledger (`overlap`); texts are compared with the target decoded token by token in
 transformers. Pool and batch are so small that requests are retracted.
 
-Seen to fail, planted once each in a copy: see the names in the tests' docstrings.
+Seen to fail, planted once each in a copy: ids of a report in another order, or of the step that reads it; a report read
+one step early, lost now and then, lost where the batch changes, counted twice; room from `output_ids`; prefixes from
+`output_ids`; penalties that do not wait for the last result; a roster kept although others run.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -184,20 +187,27 @@ def abort(url: str, prompt: list[int]) -> None:
 
 
 def test_modes_are_switched_under_load_without_losing_a_report_or_a_text(overlap, texts):
-    before = overlap.status()
+    before, enough = overlap.status(), threading.Event()
+
+    def ask() -> list[dict]:
+        answers = []
+        while not enough.is_set():
+            answers += overlap.server.post("/generate", asked(LENGTHS))
+        return answers
+
     with ThreadPoolExecutor(1) as background:
-        running = background.submit(overlap.server.post, "/generate", asked(LENGTHS))
-        switches = 0
-        for mode in itertools.cycle(EVERY_POLICY.values()):
-            overlap.server.configure(**mode)
-            switches += not running.done()
-            if running.done():
-                break
+        running = background.submit(ask)
+        try:
+            for mode in [*EVERY_POLICY.values()] * 2:
+                overlap.server.configure(**mode)
+        finally:
+            enough.set()
         answers = running.result()
-    assert switches >= 3
-    assert [a["output_ids"] for a in answers] == [text[:n] for text, n in zip(texts, LENGTHS)]
+    expected = [text[:n] for text, n in zip(texts, LENGTHS)]
+    assert [a["output_ids"] for a in answers] == expected * (len(answers) // len(expected))
     ledger = overlap.ledger(before)
     assert ledger.rows(ledger.reports) == ledger.rows(ledger.launched)
+    assert {row.window for row in ledger.rows(ledger.launched)} >= {0, 1, 2}, "no mode had its turn"
     hold_rows(ledger, answers)
     hold_totals(ledger, before, overlap.status())
 
