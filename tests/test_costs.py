@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import COSTS, PROOFS, TESTS, cost_of, group_of
 
 STARTS = re.compile(  # what starts an engine or a server, or imports the means to
-    r"\b(engine_of|sglang\.Engine)\(|(server\.live|bench\.local) import|\[\*SERVE, [^]]*--verify-mode|\[COMMAND, \*"
+    r"\b(engine_of|sglang\.Engine)\(|(server\.live|server\.overlap|bench\.local) import|\[\*SERVE, [^]]*--verify-mode|\[COMMAND, \*"
     r"|examples/engine\.py\","
 )
 SHARES = re.compile(r"def \w+\([^)]*\b(dspark|plain|watched)\b")  # a test or fixture that takes a shared server

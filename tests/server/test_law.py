@@ -46,11 +46,12 @@ ARMS = {f"{name}-{rule}": {**way, "accept_rule": rule} for name, (way, rules) in
 def laws(pair):
     """{setting: {path of LENGTH tokens: probability}}; what is missing from 1 was not enumerated."""
     model = AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.float32)
-    return {name: _law(model, **setting) for name, setting in SETTINGS.items()}
+    return {name: exact_law(model, **setting) for name, setting in SETTINGS.items()}
 
 
 @torch.inference_mode()
-def _law(model, temperature: float, top_k: int | None = None) -> dict[tuple, float]:
+def exact_law(model, temperature: float, top_k: int | None = None) -> dict[tuple, float]:
+    """{path of LENGTH tokens: probability} of the likely paths."""
     paths = {(): 1.0}
     for _ in range(LENGTH):
         prefixes = list(paths)
@@ -66,8 +67,8 @@ def _law(model, temperature: float, top_k: int | None = None) -> dict[tuple, flo
     return paths
 
 
-def _sample(server, setting: dict) -> list[tuple]:
-    """SAMPLES continuations; the requests of a batch have different bounds on their windows."""
+def sample(server, setting: dict, samples: int = SAMPLES) -> list[tuple]:
+    """Continuations; the requests of a batch have different bounds on their windows."""
     params = [
         {
             **setting,
@@ -79,7 +80,7 @@ def _sample(server, setting: dict) -> list[tuple]:
     ]
     body = {"input_ids": [PROMPT] * BATCH, "sampling_params": params}
     with ThreadPoolExecutor(2) as pool:
-        batches = list(pool.map(lambda _: server.post("/generate", body), range(SAMPLES // BATCH)))
+        batches = list(pool.map(lambda _: server.post("/generate", body), range(samples // BATCH)))
     return [tuple(answer["output_ids"][:LENGTH]) for batch in batches for answer in batch]
 
 
@@ -103,7 +104,7 @@ def test_unseeded_text_follows_the_targets_exact_law(dspark, laws, arm):
     dspark.configure(**ARMS[arm])
     name = list(SETTINGS)[list(ARMS).index(arm) % len(SETTINGS)]
     before = dspark.get("/dspark/status")["ranks"][0]
-    drawn = _sample(dspark, SETTINGS[name])
+    drawn = sample(dspark, SETTINGS[name])
     after = dspark.get("/dspark/status")["ranks"][0]
     statistic, freedom, p = chi_square(laws[name], drawn)
     windows = np.array(after["windows"]) - before["windows"]

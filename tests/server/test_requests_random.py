@@ -92,7 +92,7 @@ def request(draw) -> dict:
 BATCH = st.tuples(st.sampled_from(sorted(MODES)), st.lists(request(), min_size=1, max_size=10))
 
 
-def _search(dspark, plain, seconds: float, phases: tuple = (Phase.generate,)) -> int:
+def search(dspark, plain, seconds: float, phases: tuple = (Phase.generate,)) -> int:
     """Fresh rounds of a few batches until the time is up; how many batches were asked."""
     batches = 0
 
@@ -126,10 +126,10 @@ def _search(dspark, plain, seconds: float, phases: tuple = (Phase.generate,)) ->
 
 
 def test_random_batches_are_answered_alike(dspark, plain):
-    assert _search(dspark, plain, SECONDS) >= 3
+    assert search(dspark, plain, SECONDS) >= 3
 
 
 @pytest.mark.long
 @pytest.mark.timeout(LONG_SECONDS + 900)
 def test_an_hour_of_random_batches_finds_nothing(dspark, plain):
-    assert _search(dspark, plain, LONG_SECONDS, (Phase.generate, Phase.shrink)) >= 1000
+    assert search(dspark, plain, LONG_SECONDS, (Phase.generate, Phase.shrink)) >= 1000
