@@ -13,6 +13,7 @@ so that each server starts once; all engines are one group, because a process ho
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -65,9 +66,11 @@ def group_of(path: Path) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput") and find_spec(
-        "torch"
-    ):  # beside another worker, a second thread waits for its core
+    if not hasattr(config, "workerinput"):
+        return
+    # Beside another worker a second thread waits for its core, here and in every process that a test starts.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if find_spec("torch"):
         import torch
 
         torch.set_num_threads(1)

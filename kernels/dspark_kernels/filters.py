@@ -36,7 +36,9 @@ def filter_rows(p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p
     for floor in FLOORS:
         threshold = torch.clamp(bound[pending], min=floor)
         values, tokens = _candidates(p, maxima, pending, threshold)
-        mass = values.sum(dim=-1)
+        # A running sum adds from left to right: neither the padding nor the number of rows (torch parts a lone wide row
+        # among its threads) can move the decision.
+        mass = F.pad(values, (1, 0)).cumsum(dim=-1)[:, -1]
         complete = (threshold == bound[pending]) | (mass > top_p[pending] + MARGIN)
         done = pending[complete]
         kept = keep(values[complete], top_k[done], top_p[done], min_p[done])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sglang_dspark.errors import wrong_value
 from sglang_dspark.models.checkpoint import check_draft_folder, check_draft_weights
 from sglang_dspark.models.draft_config import DraftCheckpointError, DraftConfig
-from sglang_dspark.schema import wrong_value
 from sglang_dspark.settings.config import COST_KEYWORDS, ConfigError, DSparkConfig
 
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dspark_kernels.types import upload
 from dspark_scheduler import Fingerprint, OnlineCalibrator, SequentialTemperatureScaling
 from dspark_scheduler.calibration import sigmoid
+from sglang_dspark.errors import first_fault
 from sglang_dspark.learning.cache import from_cache
-from sglang_dspark.schema import first_fault
 
 logger = logging.getLogger(__name__)
 

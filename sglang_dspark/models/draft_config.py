@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from sglang_dspark.errors import UserError
+from sglang_dspark.errors import UserError, first_fault, wrong_value
 from sglang_dspark.models.families import ARCHITECTURES, GEMMA4_ARCHITECTURES, PLAIN_ARCHITECTURES, why_refused
-from sglang_dspark.schema import first_fault, wrong_value
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 MAX_BLOCK_SIZE = 64  # published drafts propose 5 to 16 tokens; every buffer of a step has this many columns

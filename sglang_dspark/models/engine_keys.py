@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sglang_dspark.errors import first_fault, wrong_value
 from sglang_dspark.models.draft_config import DraftCheckpointError
-from sglang_dspark.schema import first_fault, wrong_value
 
 DTYPES = ("bfloat16", "float16", "half", "float32", "float")
 # What the engine's rotary embedding knows.

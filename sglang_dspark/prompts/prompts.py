@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sglang_dspark.schema import first_fault
+from sglang_dspark.errors import first_fault
 
 KINDS = ("chat", "code", "math", "tool", "prose", "text")  # classes of prompts; shards store the index
 

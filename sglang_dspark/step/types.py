@@ -274,11 +274,5 @@ def request_rules(states: list[RequestState], greedy: list[bool], rule: str, dev
     return RequestRules.of(rules, device=device)
 
 
-def _context(batch: ScheduleBatch) -> int:
-    if batch.seq_lens_cpu is not None:
-        return int(batch.seq_lens_cpu.sum())
-    return sum(req.kv.kv_committed_len for req in batch.reqs)
-
-
 def _tokens_left(req: Req) -> int:
     return req.sampling_params.max_new_tokens - len(req.output_ids)

@@ -129,10 +129,13 @@ def draft_graph_error(baked: bool = False) -> tuple[float, float]:
 
     `baked`: the draft adds a host number to its states that the steps change, as a step's own Python could.
     """
+    from sglang_dspark.accelerator.triton import RaggedTritonBackend
+
     made = engine()
     made.reset()
     made.choose(accelerated=True)
     runner, model = made.runners[1], made.worker.drafter.model
+    runner.attn_backend = RaggedTritonBackend(runner)  # a capture replaces its backend's buffers: the worker's stay
     embed, shift = type(model).forward_embed, SimpleNamespace(value=0.0)
     if baked:
         type(model).forward_embed = lambda self, ids: embed(self, ids) + shift.value
@@ -150,7 +153,7 @@ def draft_graph_error(baked: bool = False) -> tuple[float, float]:
                 runner.decode_cuda_graph_runner = graphs
             worst, scale = max(worst, float((graph - eager).abs().max())), max(scale, float(eager.abs().max()))
     finally:
-        type(model).forward_embed, runner.decode_cuda_graph_runner = embed, kept
+        type(model).forward_embed, runner.decode_cuda_graph_runner, runner.attn_backend = embed, kept, runner.ragged
     return worst, scale
 
 

@@ -1,7 +1,7 @@
 """The Triton kernels without a GPU: equal to the torch path under Triton's interpreter, and compiled to cubins.
 
 Separates a kernel that computes something else from one that only the interpreter accepts. The interpreter runs in one
-child process (it must be chosen before triton is imported), on 630 random shapes; see `dspark_kernels.selfcheck`. What
+child process (it must be chosen before triton is imported), on 315 random shapes, or 1260 with --long; see `dspark_kernels.selfcheck`. What
 neither sees: races between threads of a block, which `benchmarks/gpu_check.py` runs for on a GPU.
 """
 
@@ -25,19 +25,40 @@ from dspark_kernels.selfcheck import CHECKS
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed on this machine")
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict:
+HALF, DOUBLE = 0.5, 2.0  # of the shapes that the catalogue of checks names
+
+
+def interpreted(scale: float) -> dict:
+    """What the child found: {check: {cases, error}}."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", "dspark_kernels.selfcheck", "--device", "cpu", "--json"]
-    child = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=800)
+    child = subprocess.run(
+        [*command, "--scale", str(scale)], env=environment, check=False, capture_output=True, text=True, timeout=800
+    )
     assert child.stdout, child.stderr
     return json.loads(child.stdout.splitlines()[-1])
 
 
+def check(found: dict, name: str, scale: float) -> None:
+    assert found[name]["error"] is None, found[name]["error"]
+    assert found[name]["cases"] == max(1, int(CHECKS[name][1] * scale))
+
+
+@pytest.fixture(scope="module")
+def half() -> dict:
+    return interpreted(HALF)
+
+
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_a_kernel_equals_the_torch_path_on_every_random_shape(interpreted, name):
-    assert interpreted[name]["error"] is None, interpreted[name]["error"]
-    assert interpreted[name]["cases"] == CHECKS[name][1]
+def test_a_kernel_equals_the_torch_path_on_every_random_shape(half, name):
+    check(half, name, HALF)
+
+
+@pytest.mark.long
+def test_every_kernel_equals_the_torch_path_on_many_more_shapes():
+    found = interpreted(DOUBLE)
+    for name in CHECKS:
+        check(found, name, DOUBLE)
 
 
 def kernels_of_the_package() -> set[str]:

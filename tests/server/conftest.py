@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.live import start
+from tests.server.live import kill, start
 
 OFFERED = ("--enable-custom-logit-processor", "--enable-cache-report")
 
@@ -19,10 +19,12 @@ def dspark(pair, tmp_path_factory):
         str(target),
         "--speculative-draft-model-path",
         str(draft),
+        "--max-running-requests",
+        "64",  # laws are drawn in thousands of short texts
         *OFFERED,
     )
     yield server
-    server.stop()
+    kill(server)
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +34,7 @@ def plain(pair, tmp_path_factory):
         tmp_path_factory.mktemp("logs") / "plain.log", "--model-path", str(pair[0]), "--verify-mode", "off", *OFFERED
     )
     yield server
-    server.stop()
+    kill(server)
 
 
 @pytest.fixture(scope="session")
@@ -59,4 +61,4 @@ def watched(pair, state, tmp_path_factory):
         environment={"XDG_CACHE_HOME": str(state)},
     )
     yield server
-    server.stop()
+    kill(server)

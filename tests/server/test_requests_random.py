@@ -20,7 +20,7 @@ from tests.server.cases import SCHEMA
 from tests.server.compare import Case, answers, differences
 from tests.server.modes import MODES
 
-SECONDS = 40
+SECONDS = 25
 LONG_SECONDS = 3600
 
 
