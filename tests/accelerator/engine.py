@@ -120,6 +120,10 @@ class Engine:
         worker.verifier.on_cpu = worker.drafter.on_cpu = worker.drafter.context.on_cpu = not accelerated
         worker.reports.lag = LAG if accelerated else 0
         worker.drafter.short_blocks = False  # a CPU would leave out masks, and draft a little differently
+        head = worker.drafter.head
+        vars(head).pop("sample", None)
+        if not accelerated:  # a graph draws whole blocks, and the token rule judges a bonus row on the draft behind it
+            head.sample = lambda run, step, length: type(head).sample(head, run, step, GAMMA)
         ForwardMode.is_cpu_graph = ForwardMode.is_cuda_graph if accelerated else (lambda self: False)
         for runner in self.runners:
             runner.attn_backend = runner.ragged if accelerated else runner.plain
