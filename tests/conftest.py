@@ -13,6 +13,7 @@ so that each server starts once; all engines are one group, because a process ho
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from functools import cache
@@ -96,6 +97,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     config.option.loadscopereorder = False
     return ByGroup(config, log)
+
+
+@pytest.fixture(autouse=True)
+def logs_are_heard():
+    """An engine in this process sets the level of everybody's logs; what a test reads of them must not hang on who ran
+    before it."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
