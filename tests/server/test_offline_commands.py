@@ -38,8 +38,8 @@ def test_a_profile_is_a_cost_file_of_this_server(pair, tmp_path):
 
 def test_a_calibration_is_fitted_on_real_outcomes_and_says_how_many(pair, tmp_path):
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "sts.json"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"{p} {i}"}) for i, p in enumerate(PROMPTS * 8)))
-    printed = run("calibrate", str(prompts), "--out", str(out), "--tokens", "48", *model_flags(pair))
+    prompts.write_text("\n".join(json.dumps({"prompt": f"{p} {i}"}) for i, p in enumerate(PROMPTS * 3)))
+    printed = run("calibrate", str(prompts), "--out", str(out), "--tokens", "32", *model_flags(pair))
     body = json.loads(out.read_text())["body"]
     assert len(body["temperatures"]) == 4 and body["samples"][0] > 300, printed
     assert body["ece_after"][0] <= body["ece_before"][0] + 1e-9
