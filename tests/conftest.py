@@ -17,7 +17,6 @@ import logging
 import os
 import re
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -67,14 +66,9 @@ def group_of(path: Path) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        return
-    # Beside another worker a second thread waits for its core, here and in every process that a test starts.
+    # A tiny model gains nothing from a second thread, and beside other work every barrier between two costs a timeslice. Torch
+    # reads this when it is imported, here and in every process that a test starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if find_spec("torch"):
-        import torch
-
-        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
@@ -104,6 +98,17 @@ def logs_are_heard():
     """An engine in this process sets the level of everybody's logs; what a test reads of them must not hang on who ran
     before it."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def three_threads():
+    """Torch parts work among three threads, and so a chunk of rows in the middle of a row."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -54,15 +54,6 @@ def test_a_rotation_is_that_of_sglang_for_every_head_and_position(dtype, toleran
     assert torch.equal(alone[0], ours[0][2:3]) and torch.equal(alone[1], ours[1][2:3])
 
 
-@pytest.fixture
-def three_threads():
-    """Torch's threads part a chunk of rows in the middle of a row then."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("dtype,tolerance", DTYPES)
 @pytest.mark.parametrize("size", [16, 344, 75])
 @pytest.mark.usefixtures("three_threads")

@@ -17,8 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.engine.engines import LENGTH, by_transformers, engine_of, greedy, long_prompts
 from tests.engine.tiny import PROMPTS, tiny_target
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):

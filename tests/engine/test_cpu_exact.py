@@ -122,7 +122,6 @@ def test_layers_run_mended_and_the_status_tells_which(monkeypatch):
 
 def test_a_machine_where_nothing_helps_says_so_in_the_log_the_status_and_doctor(monkeypatch, caplog):
     monkeypatch.setattr("sglang_dspark.cpu.row_counts.signature", lambda *_: None)
-    caplog.set_level("WARNING", logger=exact.__name__)  # an engine of another test may have raised the level
     _row_counts.cache_clear()
     try:
         model = Model()

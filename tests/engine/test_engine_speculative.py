@@ -51,7 +51,7 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(target, one_thread, tmp_path_factory):
+def engine(target, tmp_path_factory):
     import sglang
     from sglang.srt.server_args import ServerArgs
 

@@ -80,19 +80,11 @@ def test_equal_probabilities_are_kept_in_the_order_of_their_ids():
     assert law[2].tolist() == pytest.approx([0.1] * 10)
 
 
-@pytest.fixture
-def three_threads():
-    """Torch parts the sum of one row that is wide enough among its threads, and of several rows none."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize("vocab", [5000, 80_000])
 def test_a_row_means_the_same_alone_and_in_any_batch(vocab):
-    """To the last bit where the seeded sampler looks (its text must not depend on a neighbour)."""
+    """To the last bit where the seeded sampler looks (its text must not depend on a neighbour); torch parts the sum of one
+    row that is wide enough among its threads, and of several rows none."""
     torch.manual_seed(2)
     logits = torch.randn(24, vocab) * torch.linspace(0.5, 8, 24)[:, None]
     parameters = ([0.0, 1.0, 0.7] * 8, [-1, 7, -1] * 8, [0.9, 1.0, 0.99] * 8, [0.0, 0.0, 0.1] * 8)

@@ -1,8 +1,9 @@
 """The Triton kernels without a GPU: equal to the torch path under Triton's interpreter, and compiled to cubins.
 
 Separates a kernel that computes something else from one that only the interpreter accepts. The interpreter runs in one
-child process (it must be chosen before triton is imported), on 315 random shapes, or 1260 with --long; see `dspark_kernels.selfcheck`. What
-neither sees: races between threads of a block, which `benchmarks/gpu_check.py` runs for on a GPU.
+child process (it must be chosen before triton is imported), on 315 random shapes, or
+1260 with --long; see `dspark_kernels.selfcheck`. What neither sees: races between threads of a block, which
+`benchmarks/gpu_check.py` runs for on a GPU.
 """
 
 from __future__ import annotations

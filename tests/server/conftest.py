@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.live import kill, start
+from tests.server.live import start
 
 OFFERED = ("--enable-custom-logit-processor", "--enable-cache-report")
 
@@ -24,7 +24,7 @@ def dspark(pair, tmp_path_factory):
         *OFFERED,
     )
     yield server
-    kill(server)
+    server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def plain(pair, tmp_path_factory):
         tmp_path_factory.mktemp("logs") / "plain.log", "--model-path", str(pair[0]), "--verify-mode", "off", *OFFERED
     )
     yield server
-    kill(server)
+    server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -61,4 +61,4 @@ def watched(pair, state, tmp_path_factory):
         environment={"XDG_CACHE_HOME": str(state)},
     )
     yield server
-    kill(server)
+    server.kill()

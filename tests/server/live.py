@@ -1,9 +1,7 @@
-"""Servers for tests: `bench.local` with a tiny target's flags, on one thread."""
+"""Servers for tests: `bench.local` with a tiny target's flags."""
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -12,27 +10,17 @@ import httpx
 from sglang_dspark.bench import local
 from sglang_dspark.bench.local import LocalServer, plugin_path
 
-__all__ = ["COMMON", "kill", "plugin_path", "start", "wait_for_refusal"]
+__all__ = ["COMMON", "plugin_path", "start", "wait_for_refusal"]
 
 COMMON = (
     *("--dtype", "float32", "--max-total-tokens", "8192", "--max-running-requests", "16"),
     *("--skip-server-warmup", "--log-level", "warning", "--random-seed", "7"),
 )
-# A tiny model gains nothing from a second thread, and on a busy machine every barrier between two costs a timeslice.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def start(log: Path, *arguments: str, environment: dict[str, str] | None = None) -> LocalServer:
     """A server with `COMMON` and these arguments, ready; `environment` is added to this process's own."""
-    return local.start(log, *COMMON, *arguments, environment={**ONE_THREAD, **os.environ, **(environment or {})})
-
-
-def kill(server: LocalServer) -> None:
-    """End a server and all its processes at once, where nothing is asked of how it ends: an idle one takes up to five
-    seconds to answer SIGTERM."""
-    if server.process.poll() is None:
-        os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait(30)
+    return local.start(log, *COMMON, *arguments, environment=environment)
 
 
 def wait_for_refusal(url: str) -> httpx.Response:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.engine.tiny import PROMPTS
-from tests.server.live import kill, start
+from tests.server.live import start
 
 COUNT = 2
 
@@ -29,7 +29,7 @@ def replicas(pair, tmp_path_factory):
         str(COUNT),
     )
     yield server
-    kill(server)
+    server.kill()
 
 
 def answers(server) -> list[list[int]]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.server.live import kill, start
+from tests.server.live import start
 
 
 def test_keys_that_plain_steps_put_off_are_the_ones_that_a_prefill_would_have_written(pair, tmp_path):
@@ -55,6 +55,6 @@ def test_keys_that_plain_steps_put_off_are_the_ones_that_a_prefill_would_have_wr
         assert httpx.post(server.url + "/flush_cache", timeout=60).status_code == 200
         prefilled, missed = confidence(continued)
     finally:
-        kill(server)
+        server.kill()
     assert found > sum(map(len, continued)) * 0.9 and missed == 0
     assert decoded == pytest.approx(prefilled, abs=1e-3) and prefilled > 1

@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM
 from dspark_kernels.gumbel import seeded_sample
 from dspark_kernels.types import SamplingRows
 from tests.engine.tiny import EOS_ID
-from tests.server.live import kill
 from tests.server.modes import CAUSAL, EVERY_POLICY, STATIC
 from tests.server.overlap import LAG, Ledger, overlapped
 from tests.server.test_law import LIMIT, SETTINGS, chi_square, exact_law, sample
@@ -45,7 +44,7 @@ def overlap(pair, tmp_path_factory):
     """The server; every batch of twelve is retracted once or more."""
     made = overlapped(pair, tmp_path_factory.mktemp("overlap"), *SMALL)
     yield made
-    kill(made.server)
+    made.server.kill()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 from tests.server.cases import CASES
 from tests.server.compare import answers, differences
 from tests.server.conftest import OFFERED
-from tests.server.live import kill
 from tests.server.modes import MODES
 from tests.server.overlap import LAG, overlapped
 from tests.server.test_law import ARMS, LIMIT, SETTINGS, chi_square, exact_law, sample
@@ -27,7 +26,7 @@ SECONDS = 300
 def overlap(pair, tmp_path_factory):
     made = overlapped(pair, tmp_path_factory.mktemp("overlap"), *OFFERED)
     yield made
-    kill(made.server)
+    made.server.kill()
 
 
 def hold_reports(overlap, before: dict) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.tiny import PROMPTS
-from tests.server.live import kill, plugin_path, start
+from tests.server.live import plugin_path, start
 
 PERTURB = """
 def register():
@@ -43,7 +43,7 @@ def two_ranks(pair, tmp_path_factory):
         environment=environment,
     )
     yield server
-    kill(server)
+    server.kill()
 
 
 @pytest.mark.parametrize("policy", ["causal", "lagged", "ahead"])

@@ -17,7 +17,7 @@ import pytest
 from tests.engine.tiny import PROMPTS
 from tests.server.cases import LOGPROBS, generate, sampled
 from tests.server.compare import answers, ask, differences
-from tests.server.live import kill, start
+from tests.server.live import start
 from tests.server.modes import CAUSAL, STATIC
 
 
@@ -41,7 +41,7 @@ def strained(pair, tmp_path_factory):
             "--enable-return-hidden-states",
         )
     yield server
-    kill(server)
+    server.kill()
 
 
 def _retracted_cases() -> list:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.server.cases import OTHER_TOOL, STREAM, TOOL, chat, generate
 from tests.server.compare import answers, differences
-from tests.server.live import kill, start
+from tests.server.live import start
 from tests.server.modes import MODES
 
 END_OF_THINKING = 511  # this id is called </think> here; a bias on it ends the tiny model's reasoning after a while
@@ -75,7 +75,7 @@ def theirs(offered) -> dict:
     try:
         return answers(server.url, CASES)
     finally:
-        kill(server)
+        server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def ours(offered, pair, theirs) -> dict:
                 server.get("/dspark/status")["ranks"][0]["tokens"]["accepted"] - before,
             )
     finally:
-        kill(server)
+        server.kill()
     return found
 
 

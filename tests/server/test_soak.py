@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.engine.tiny import PROMPTS
-from tests.server.live import kill, plugin_path, start
+from tests.server.live import plugin_path, start
 
 RANDOM_BUDGET = """
 import random
@@ -61,7 +61,7 @@ def random_budgets(request, pair, tmp_path_factory):
         environment=environment,
     )
     yield server
-    kill(server)
+    server.kill()
 
 
 def client(server, stop: threading.Event, seed: int, faults: list) -> None:
