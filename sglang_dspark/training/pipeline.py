@@ -98,7 +98,7 @@ class Pipeline:
         s, held = self.settings, self.work / "held"
         shards = sorted((self.work / "shards").glob("*.safetensors"))
         check_shards(shards, shard_metadata(s, self.layers))
-        if not (self.work / "answers.done").exists():
+        if s.answered is None and not (self.work / "answers.done").exists():
             _in_processes("answers", s, self.layers, self.work, s.workers)
             if s.text_tokens:
                 _in_processes("texts", s, self.layers, self.work, 1)
