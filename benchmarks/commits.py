@@ -42,7 +42,9 @@ TURNS = ("before", "after", "before", "after")
 def served_from(checkout: Path, log: Path) -> LocalServer:
     """A server whose modules are those of `checkout`."""
     path = os.pathsep.join(str(checkout / folder) for folder in (".", "scheduler", "kernels"))
-    return start(log, *COMMON, "--served-model-name", "demo", environment={"PYTHONPATH": path})
+    # Safe: else a child that runs `-c` finds the modules of the folder that this script was started in.
+    environment = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return start(log, *COMMON, "--served-model-name", "demo", environment=environment)
 
 
 async def turn(pair: Pair, server: LocalServer, load: Load, options) -> dict:
@@ -128,8 +130,9 @@ def asked_for() -> argparse.Namespace:
 
 def main() -> None:
     options, here = asked_for(), machine()
+    said = " ".join("BEFORE" if word == str(options.before) else word for word in sys.argv[1:])
     about = (
-        f"`python benchmarks/commits.py {' '.join(sys.argv[1:])}`: {commit_of(HERE)} after {commit_of(options.before)}; "
+        f"`python benchmarks/commits.py {said}`: {commit_of(HERE)} after {commit_of(options.before)}; "
         f"demo pair; {here['cpu']}, {here['cores']} cores, sglang {here['sglang']}, torch {here['torch']}; load average "
         f"before {here['load_average'][0]:.2f}; {time.strftime('%Y-%m-%d')}."
     )
