@@ -47,8 +47,7 @@ class AnswerStream:
         return {"visit": self.visit, "taken": list(self.taken), "offset": self.offset}
 
     def __iter__(self) -> Iterator[Example]:
-        if not self._files():
-            raise AnswerFileError(f"{self.folder} holds no answers: make some with `sglang-dspark collect`")
+        check_answers(self.folder, self.target.path.name)
         while True:
             answers = self._file()
             while self.offset < len(answers):
@@ -76,6 +75,14 @@ class AnswerStream:
         random.Random(f"{self.seed} {self.visit} {name}").shuffle(answers)
         windows = [answers[i : i + WINDOW] for i in range(0, len(answers), WINDOW)]
         return [answer for window in windows for answer in sorted(window, key=lambda a: len(a.tokens))]
+
+
+def check_answers(folder: Path, target: str) -> None:
+    """Raise AnswerFileError where the folder holds no file of answers, or its first one is another target's."""
+    first = min(folder.glob("answers-*.npz"), default=None)
+    if first is None:
+        raise AnswerFileError(f"{folder} holds no answers: make some with `sglang-dspark collect`")
+    read_answers(first, target)
 
 
 def answered_tokens(folder: Path, target: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -105,6 +105,8 @@ def test_answers_of_a_server_train_a_draft_without_any_being_generated(tmp_path,
     assert not (work / "shards").exists()
     for worker in range(2):
         assert json.loads((work / f"stream-{worker}-of-2.json").read_text())["taken"]
+    absent = command(*arguments, "--set", "answered=nowhere", "--work", tmp_path / "other")
+    assert absent.exit_code == 1 and "holds no answers" in absent.output and not (tmp_path / "other").exists()
     refused = command(*arguments, "--set", "text_tokens=1000")
     assert refused.exit_code == 2 and "text_tokens" in refused.output
 
