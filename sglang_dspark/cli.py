@@ -34,6 +34,7 @@ COMMANDS = {
     "calibrate": Entry("calibrate", "calibrate", "Fit confidence calibration from a file of prompts.", True),
     "simulate": Entry("simulate", "simulate", "Compare window policies on a cost model, without a server."),
     "bench": Entry("bench", "bench", "Measure a running server, with controls before and after."),
+    "collect": Entry("collect", "collect", "Let a running server answer prompts, and keep the token ids to train on."),
     "train-draft": Entry("train_draft", "train_draft", "Train a DSpark draft for a target model."),
 }
 

@@ -60,6 +60,9 @@ def our_command(command: Command, words: list[str], place: Path) -> None:
     elif name == "bench":
         told = invoke([name, *arguments, "--url", "http://127.0.0.1:9"])[1]
         assert "does not answer" in told, f"{command}: {told[-300:]}"
+    elif name == "collect":
+        told = invoke([name, *arguments, "--count", "5", "--url", "http://127.0.0.1:9"])[1]
+        assert "went away" in told, f"{command}: {told[-300:]}"
     else:
         extra = {"train-draft": ["--dry-run"], "simulate": ["--steps", "2"]}
         assert name in extra, f"{command}: no check for it with arguments"

@@ -104,21 +104,33 @@ def encode(prompt: Prompt, tokenizer) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def mix(sources: dict[str, Sequence[Prompt]], count: int, seed: int, greedy_share: float = 0.15) -> list[Prompt]:
-    """``count`` prompts with the classes in equal parts, in random order, a share of them answered greedily.
+def mix(
+    sources: dict[str, Sequence[Prompt]],
+    count: int,
+    seed: int,
+    greedy_share: float = 0.15,
+    weights: dict[str, float] | None = None,
+) -> list[Prompt]:
+    """``count`` prompts in random order, a share of them answered greedily; the classes in equal parts, or by ``weights``.
 
-    A class with too few prompts is repeated (its answers differ: they are sampled), but never greedily twice.
+    A class with too few prompts is repeated (its answers differ: they are sampled), but never greedily twice. A class
+    that ``weights`` does not name counts once.
     """
     rng = random.Random(seed)
     chosen: list[Prompt] = []
     kinds = sorted(kind for kind, prompts in sources.items() if prompts)
-    for position, kind in enumerate(kinds):
+    for kind, wanted in zip(kinds, _parts(count, [(weights or {}).get(kind, 1.0) for kind in kinds]), strict=True):
         pool = list(sources[kind])
         rng.shuffle(pool)
-        wanted = count // len(kinds) + (position < count % len(kinds))
         for i in range(wanted):
             prompt = pool[i % len(pool)]
             greedy = i < len(pool) and rng.random() < greedy_share
             chosen.append(Prompt(prompt.kind, prompt.messages, 0.0 if greedy else prompt.temperature))
     rng.shuffle(chosen)
     return chosen
+
+
+def _parts(count: int, weights: list[float]) -> list[int]:
+    """`count` in whole parts in proportion to the weights; what is left over goes to the first ones."""
+    parts = [int(count * weight / sum(weights)) for weight in weights]
+    return [part + (i < count - sum(parts)) for i, part in enumerate(parts)]

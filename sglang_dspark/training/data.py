@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +51,7 @@ def make_batch(examples: Sequence[Example], anchors: int, gamma: int, rng: rando
     for row, e in enumerate(examples):
         n = e.tokens.shape[0]
         features[row, :n] = e.features.flatten(1)
-        candidates = range(e.prompt_length, n - 1)
-        chosen = sorted(rng.sample(candidates, min(anchors, len(candidates))))
+        chosen = _anchors(e, anchors, rng)
         padded = torch.tensor(chosen + [e.prompt_length] * (anchors - len(chosen)))
         slots = padded[:, None] + torch.arange(gamma)
         valid = (slots < n - 1) & (torch.arange(anchors) < len(chosen))[:, None]
@@ -67,6 +66,18 @@ def make_batch(examples: Sequence[Example], anchors: int, gamma: int, rng: rando
     c = {name: torch.stack(tensors) for name, tensors in columns.items()}
     anchors_of = c["previous"][..., 0]
     return Batch(features, anchors_of, c["positions"], c["previous"], c["labels"], c["final"], c["totals"], c["valid"])
+
+
+def _anchors(example: Example, count: int, rng: random.Random) -> list[int]:
+    """Up to `count` anchors of an example, ascending. Of one that was taken before, those that were not drawn yet, until
+    all were."""
+    candidates = range(example.prompt_length, example.tokens.shape[0] - 1)
+    count = min(count, len(candidates))
+    if example.visit is None:
+        return sorted(rng.sample(candidates, count))
+    order = random.Random(example.index).sample(candidates, len(candidates))
+    start = example.visit * count
+    return sorted(order[(start + i) % len(order)] for i in range(count))
 
 
 def stream(folder: Path, worker: int, workers: int, seed: int, mixed: int = 4) -> Iterator[Example]:
@@ -88,15 +99,22 @@ def stream(folder: Path, worker: int, workers: int, seed: int, mixed: int = 4) -
             yield from pool
 
 
-def frequent_tokens(folder: Path, vocab_size: int, size: int, always: Sequence[int]) -> torch.Tensor:
-    """The ``size`` most frequent ids of the answers, sorted, with ``always`` among them -> [size] int64."""
+def shard_tokens(folder: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(prompt's ids, answer's ids) of every example in the folder's shards, int64."""
+    for path in sorted(folder.glob("*.safetensors")):
+        for e in read_shard(path):
+            yield e.tokens[: e.prompt_length].long(), e.tokens[e.prompt_length :].long()
+
+
+def support_of(
+    texts: Iterable[tuple[torch.Tensor, torch.Tensor]], vocab_size: int, size: int, always: Sequence[int]
+) -> torch.Tensor:
+    """The ``size`` most frequent ids of the answers in (prompt, answer), sorted, with ``always`` among them -> [size]."""
     # Ids that no answer has used yet rank by their own order: byte-pair merges are learnt from the frequent to the
     # rare.
     counts = 1e-3 * (1 - torch.arange(vocab_size) / vocab_size)
-    for path in sorted(folder.glob("*.safetensors")):
-        for e in read_shard(path):
-            counts += torch.bincount(e.tokens[e.prompt_length :].long(), minlength=vocab_size)
-            # A prompt's tokens come back in answers.
-            counts += 0.02 * torch.bincount(e.tokens[: e.prompt_length].long(), minlength=vocab_size)
+    for prompt, answer in texts:
+        counts += torch.bincount(answer, minlength=vocab_size)
+        counts += 0.02 * torch.bincount(prompt, minlength=vocab_size)  # a prompt's tokens come back in answers
     counts[list(always)] = float("inf")
     return torch.sort(counts.topk(size).indices).values

@@ -52,14 +52,15 @@ def estimate(settings: TrainSettings, config, feature_layers: int) -> Estimate:
     target = config.num_hidden_layers * layer + v * d
     support = min(s.draft_vocab or v, v)
     parameters = s.layers * layer + feature_layers * d * d + s.rank * (v + support)
-    tokens = s.answers * (s.max_new + 120) + s.text_tokens
+    spoken = s.answers if s.answered is None else s.held_prompts
+    tokens = spoken * (s.max_new + 120) + s.text_tokens
     feature_bytes = tokens * (feature_layers + 1) * d * 2
     slots = s.generation_batch * (s.max_prompt + s.max_new)
     cache = slots * (2 * config.num_hidden_layers * kv * head_dim + (feature_layers + 1) * d) * 2
     wide = 2 if s.dtype == "bfloat16" else 4
     each = (400 << 20) + target * wide + max(cache, 20 * parameters + 6 * s.shard_tokens * (feature_layers + 1) * d * 2)
     rate = RATE[s.device, s.dtype] * (s.threads if s.device == "cpu" else 1)
-    answers = min(60 * s.generation_minutes, s.answers * s.max_new * target / (rate * 0.6) / s.workers)
+    answers = min(60 * s.generation_minutes, spoken * s.max_new * target / (rate * 0.6) / s.workers)
     evaluation = 3 * s.evaluation_prompts * s.evaluation_new * 5 * target / (rate * 0.3)
     texts = s.text_tokens * target / rate
     return Estimate(

@@ -29,6 +29,7 @@ from sglang_dspark.training.model_card import write_model_card
 from sglang_dspark.training.settings import TrainSettings
 from sglang_dspark.training.shards import check_shards
 from sglang_dspark.training.speculate import Speculator
+from sglang_dspark.training.stream import check_answers
 from sglang_dspark.training.target import check_feature_layers
 from sglang_dspark.training.train import Trainer
 
@@ -59,6 +60,8 @@ class Pipeline:
 
     def prepare(self) -> None:
         """Make the folders, and refuse at once what cannot work."""
+        if self.settings.answered is not None:
+            check_answers(Path(self.settings.answered), Path(self.settings.target).name)
         self.work.mkdir(parents=True, exist_ok=True)
         check_resources(self.estimate, self.work)
         path = self.work / "settings.json"
@@ -98,7 +101,7 @@ class Pipeline:
         s, held = self.settings, self.work / "held"
         shards = sorted((self.work / "shards").glob("*.safetensors"))
         check_shards(shards, shard_metadata(s, self.layers))
-        if not (self.work / "answers.done").exists():
+        if s.answered is None and not (self.work / "answers.done").exists():
             _in_processes("answers", s, self.layers, self.work, s.workers)
             if s.text_tokens:
                 _in_processes("texts", s, self.layers, self.work, 1)

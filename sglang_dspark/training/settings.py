@@ -16,7 +16,8 @@ class TrainSettings(BaseModel):
 
     Machine: ``workers`` processes of ``threads`` threads each (a GPU wants one).
     Data: ``prompts`` is a JSONL path or None for the package sources; ``answers`` prompts are answered with at most
-    ``max_new`` tokens; ``text_tokens`` tokens of packaged text are captured without generation.
+    ``max_new`` tokens, or ``answered`` is a folder that `sglang-dspark collect` has filled, and nothing is generated but
+    what is held out; ``text_tokens`` tokens of packaged text are captured without generation.
     Draft: ``gamma`` drafted tokens, ``layers``, ``feature_layers`` (outputs of target layers), ``head`` of rank
     ``rank`` (0: none), ``confidence`` inputs, ``draft_vocab`` proposable tokens (0: all), ``shape`` of the block;
     ``start_from`` a finished draft's folder whose weights are taken where they fit.
@@ -34,6 +35,7 @@ class TrainSettings(BaseModel):
 
     prompts: str | None = None
     answers: int = Field(4000, ge=1)
+    answered: str | None = None
     max_prompt: int = Field(512, ge=8)
     max_new: int = Field(256, ge=8)
     temperature: float = Field(1.0, ge=0, le=2)
@@ -78,6 +80,8 @@ class TrainSettings(BaseModel):
     def _consistent(self) -> TrainSettings:
         if self.rank == 0 and self.confidence in ("markov", "both"):
             raise ValueError("rank 0 has no Markov embedding for the confidence to read: use confidence hidden or none")
+        if self.answered is not None and self.text_tokens:
+            raise ValueError("text_tokens go into shards, and answered reads none: set one of the two")
         if self.ce == 0 and self.tv == 0:
             raise ValueError("the loss needs ce or tv above 0")
         return self

@@ -34,6 +34,7 @@ class Example:
     log_totals: torch.Tensor
     kind: int
     index: int
+    visit: int | None = None  # how often it was taken before, where that is counted: other anchors are drawn then
 
     def __post_init__(self) -> None:
         n = self.tokens.shape[0]

@@ -11,7 +11,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +20,12 @@ import torch.distributed as dist
 
 from sglang_dspark.training.answers import open_target
 from sglang_dspark.training.build import continue_from, new_draft
-from sglang_dspark.training.data import Batch, frequent_tokens, make_batch, stream
+from sglang_dspark.training.data import Batch, make_batch, shard_tokens, stream, support_of
 from sglang_dspark.training.loss import DistributionLoss, LossWeights, confidence_loss, expected_length
 from sglang_dspark.training.model import TrainableDraft
 from sglang_dspark.training.settings import TrainSettings
-from sglang_dspark.training.shards import read_shard
+from sglang_dspark.training.shards import Example, read_shard
+from sglang_dspark.training.stream import AnswerStream, answered_tokens
 
 SYNC_SECONDS = 15.0
 
@@ -93,6 +94,7 @@ class Trainer:
         self._set_vocabulary(target)
         if settings.start_from is not None:
             continue_from(self.draft, settings.start_from)
+        self.answers = self._answer_stream(target)
         del target
         self.table = label_map(self.draft)
         self.rng = random.Random(settings.seed + worker)
@@ -113,11 +115,37 @@ class Trainer:
         if path.exists():
             ids = torch.tensor(json.loads(path.read_text()))
         else:
-            ids = frequent_tokens(self.work / "shards", c.vocab_size, c.support_size, sorted(target.stop_ids))
+            answered, shards = self.settings.answered, self.work / "shards"
+            texts = shard_tokens(shards) if answered is None else answered_tokens(Path(answered), target.path.name)
+            ids = support_of(texts, c.vocab_size, c.support_size, sorted(target.stop_ids))
             partial = path.with_suffix(f".partial-{os.getpid()}")
             partial.write_text(json.dumps(ids.tolist()))
             os.replace(partial, path)
         self.draft.draft_token_ids.copy_(ids)
+
+    def _answer_stream(self, target) -> AnswerStream | None:
+        """Where answers are read as token ids; continued at the sequence where an earlier run stopped."""
+        s = self.settings
+        if s.answered is None:
+            return None
+        path = self._stream_path
+        state = json.loads(path.read_text()) if path.exists() else None
+        return AnswerStream(Path(s.answered), target, self.worker, self.workers, s.seed, state)
+
+    @property
+    def _stream_path(self) -> Path:
+        return self.work / f"stream-{self.worker}-of-{self.workers}.json"
+
+    def _sequences(self) -> Iterator[Example]:
+        if self.answers is not None:
+            return iter(self.answers)
+        return stream(self.work / "shards", self.worker, self.workers, self.settings.seed + self.step)
+
+    def _save_stream(self) -> None:
+        if self.answers is not None:
+            partial = self._stream_path.with_suffix(".partial")
+            partial.write_text(json.dumps(self.answers.state))
+            os.replace(partial, self._stream_path)
 
     def progress(self) -> float:
         """0 at the start, 1 when the steps or the minutes are used up."""
@@ -134,7 +162,7 @@ class Trainer:
         self, report: Callable[[dict], None] | None = None, save: Callable[[TrainableDraft, dict], None] | None = None
     ):
         """Train until the budget is used; ``save`` gets the draft and the newest measures at every checkpoint."""
-        sequences = stream(self.work / "shards", self.worker, self.workers, self.settings.seed + self.step)
+        sequences = self._sequences()
         start, last_sync, last_save = time.monotonic() - self.elapsed, time.monotonic(), time.monotonic()
         recent: list[float] = []
         while not self._finished:
@@ -145,6 +173,7 @@ class Trainer:
                 self._finished = self.progress() >= 1
             elif now - last_sync > SYNC_SECONDS or self.progress() >= 1:
                 self._average()
+                self._save_stream()
                 last_sync = time.monotonic()
             if report is not None and self.step % 10 == 0:
                 length = sum(recent[-100:]) / len(recent[-100:])
@@ -216,6 +245,7 @@ class Trainer:
         }
 
     def _checkpoint(self, save, train_length: float) -> None:
+        self._save_stream()
         measures = {"step": self.step, "minutes": round(self.elapsed / 60, 2), "anchors": self.anchors * self.workers}
         measures |= {"train_length": round(train_length, 4), **self.evaluate()}
         self.log.append(measures)

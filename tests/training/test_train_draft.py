@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 from typer.testing import CliRunner
 
+from sglang_dspark.training.answer_files import Answer, write_answers
 from sglang_dspark.training.model import load_draft
 from tests.engine.tiny import tiny_target
 
@@ -86,6 +88,27 @@ def test_one_command_makes_a_draft_that_loads_and_a_second_run_finds_it_done(tmp
     assert (tmp_path / "draft.work" / "checkpoint.pt").stat().st_mtime == stamp
     other = command(*arguments, "--set", "rank=4")
     assert other.exit_code == 1 and "rank" in other.output
+
+
+def test_answers_of_a_server_train_a_draft_without_any_being_generated(tmp_path, target, prompts_file):
+    random = np.random.default_rng(0)
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    for number in range(4):
+        rows = [Answer(random.integers(6, 60, 24), 4, 0, 1.0, 100 * number + i) for i in range(30)]
+        write_answers(folder / f"answers-{number:04d}.npz", rows, target.name)
+    pairs = [x for pair in (*SETTINGS.split(), "steps=20", f"answered={folder}") for x in ("--set", pair)]
+    arguments = ("--out", tmp_path / "draft", "--target", target, "--prompts", prompts_file, *pairs)
+    result = command(*arguments)
+    assert result.exit_code == 0, result.output
+    work = tmp_path / "draft.work"
+    assert not (work / "shards").exists()
+    for worker in range(2):
+        assert json.loads((work / f"stream-{worker}-of-2.json").read_text())["taken"]
+    absent = command(*arguments, "--set", "answered=nowhere", "--work", tmp_path / "other")
+    assert absent.exit_code == 1 and "holds no answers" in absent.output and not (tmp_path / "other").exists()
+    refused = command(*arguments, "--set", "text_tokens=1000")
+    assert refused.exit_code == 2 and "text_tokens" in refused.output
 
 
 def target_weights(folder: Path) -> torch.Tensor:
